@@ -1,0 +1,218 @@
+"""Deadline arithmetic: verdicts, laxity, guarantee ratios with bounds; holds no clock and no container."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from math import floor, sqrt
+from statistics import NormalDist
+from typing import Final, TypedDict
+
+from shared.errors import LaxityError
+
+OVERDUE_GUARD_US: Final = 1_000  # an end stamped just in time may still be on its way into the ring
+CONFIDENCE: Final = 0.95
+
+
+class Outcome(StrEnum):
+    """What became of one task; `invalid` is a duration that cannot be, and counts neither way."""
+
+    MET = "met"
+    MISSED = "missed"
+    INVALID = "invalid"
+
+
+class Standing(StrEnum):
+    """What a container's record says about its guarantee."""
+
+    GOOD = "good"
+    AT_RISK = "at_risk"
+    UNKNOWN = "unknown"
+
+
+class WindowError(LaxityError, ValueError):
+    """A window is too short ever to show its guarantee; `needed` is None when no window can."""
+
+    def __init__(self, window: int, guarantee: float, needed: int | None) -> None:
+        self.window, self.guarantee, self.needed = window, guarantee, needed
+        least = "no number of tasks can show it" if needed is None else f"at least {needed} are needed"
+        super().__init__(f"a window of {window} tasks cannot show a guarantee of {guarantee}: {least}")
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A two-sided confidence interval of a ratio, 0 <= lower <= upper <= 1."""
+
+    lower: float
+    upper: float
+
+
+def verdict(begin_us: int, end_us: int, deadline_us: int) -> Outcome:
+    """Met when end - begin <= deadline; all three from one monotonic clock, deadline relative to begin."""
+    if end_us < begin_us:
+        return Outcome.INVALID
+    return Outcome.MET if end_us - begin_us <= deadline_us else Outcome.MISSED
+
+
+def is_overdue(begin_us: int, deadline_us: int, clock_us: int, guard_us: int = OVERDUE_GUARD_US) -> bool:
+    """Whether an open task has missed: its deadline and a guard lie before the reading (DESIGN section 7).
+
+    The reading must have been taken before the rings were read, else an end in time could be overlooked.
+    """
+    return begin_us + deadline_us + guard_us < clock_us
+
+
+def laxity_us(deadline_us: int, elapsed_us: int, remaining_runtime_us: int) -> int:
+    """Time left until the deadline minus the work left; negative when the deadline cannot be met."""
+    return deadline_us - elapsed_us - remaining_runtime_us
+
+
+def tardiness_us(begin_us: int, end_us: int, deadline_us: int) -> int:
+    """How far past its deadline a task ended, 0 when in time."""
+    return max(0, end_us - begin_us - deadline_us)
+
+
+def wilson(met: int, total: int, confidence: float = CONFIDENCE) -> Interval | None:
+    """The Wilson score interval of met / total; None when nothing was seen.
+
+    Source: E. B. Wilson, "Probable inference, the law of succession, and statistical inference",
+    J. Am. Stat. Assoc. 22 (1927); z is the exact normal quantile. Assumes independent tasks.
+    Raises ValueError unless 0 <= met <= total and 0 < confidence < 1.
+    """
+    if not (0 <= met <= total and 0 < confidence < 1):
+        raise ValueError(f"needs 0 <= met <= total and a confidence below 1: {met} of {total}, {confidence}")
+    if total == 0:
+        return None
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    ratio, scale = met / total, 1 + z * z / total
+    centre = (ratio + z * z / (2 * total)) / scale
+    half = z * sqrt(ratio * (1 - ratio) / total + z * z / (4 * total * total)) / scale
+    # the two ends are exact by definition and must not suffer from rounding
+    return Interval(0.0 if met == 0 else max(0.0, centre - half), 1.0 if met == total else centre + half)
+
+
+def guarantee_ratio(met: int, missed: int) -> float | None:
+    """Met / (met + missed); None when nothing was judged."""
+    return met / (met + missed) if met + missed else None
+
+
+def standing(met: int, missed: int, guarantee: float) -> Standing:
+    """Good when the lower bound reaches the guarantee, at risk when the upper one does not, else unknown."""
+    bounds = wilson(met, met + missed)
+    if bounds is None:
+        return Standing.UNKNOWN
+    if bounds.lower >= guarantee:
+        return Standing.GOOD
+    return Standing.AT_RISK if bounds.upper < guarantee else Standing.UNKNOWN
+
+
+def smallest_window(guarantee: float, confidence: float = CONFIDENCE) -> int | None:
+    """The fewest tasks, all met, whose lower bound reaches the guarantee (0.99: 381); None for 1.
+
+    With no miss the Wilson lower bound is n / (n + z^2), hence n >= z^2 g / (1 - g).
+    Raises ValueError unless 0 < guarantee <= 1.
+    """
+    if not 0 < guarantee <= 1:
+        raise ValueError(f"a guarantee is above 0 and at most 1: {guarantee}")
+    if guarantee == 1:
+        return None
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    count = max(1, floor(z * z * guarantee / (1 - guarantee)) - 1)
+    while not _reaches(count, guarantee, confidence):  # the formula is rounded: the bound itself decides
+        count += 1
+    return count
+
+
+def check_window(window: int, guarantee: float) -> None:
+    """Raises WindowError when even a clean window of this length could not show the guarantee."""
+    needed = smallest_window(guarantee)
+    if needed is None or window < needed:
+        raise WindowError(window, guarantee, needed)
+
+
+def _reaches(count: int, guarantee: float, confidence: float) -> bool:
+    bounds = wilson(count, count, confidence)
+    return bounds is not None and bounds.lower >= guarantee
+
+
+class WindowState(TypedDict):
+    """A window as JSON: its length, how many outcomes it holds, and these as bits, newest lowest, 1 = met."""
+
+    length: int
+    count: int
+    bits: str
+
+
+class SlidingWindow:
+    """The last `length` outcomes of a container; push and counts are O(1)."""
+
+    def __init__(self, length: int) -> None:
+        if length < 1:
+            raise ValueError(f"a window holds at least one task: {length}")
+        self._ring = bytearray(length)
+        self._next = 0
+        self._count = 0
+        self._met = 0
+
+    def __repr__(self) -> str:
+        return f"SlidingWindow({self.length}, met={self.met}, missed={self.missed})"
+
+    @property
+    def length(self) -> int:
+        """How many outcomes it can hold."""
+        return len(self._ring)
+
+    @property
+    def met(self) -> int:
+        """How many of the outcomes held are met."""
+        return self._met
+
+    @property
+    def missed(self) -> int:
+        """How many of the outcomes held are missed."""
+        return self._count - self._met
+
+    def push(self, met: bool) -> None:
+        """Adds the newest outcome; the oldest falls out of a full window."""
+        if self._count == self.length:
+            self._met -= self._ring[self._next]
+        else:
+            self._count += 1
+        self._ring[self._next] = met
+        self._met += met
+        self._next = (self._next + 1) % self.length
+
+    def distance_to_failure(self, m: int) -> int:
+        """How many misses in a row from now leave fewer than m met in the last `length` tasks; 0 is failing.
+
+        The distance of an (m,k)-firm stream, k being the length: k - l + 1, l the place of the m-th met task
+        counted from the newest. Tasks not seen yet count as met. Source: Hamdaoui and Ramanathan,
+        IEEE Trans. Computers 44(12), 1995. Raises ValueError unless 1 <= m <= length.
+        """
+        if not 1 <= m <= self.length:
+            raise ValueError(f"m must lie from 1 to the window's {self.length}: {m}")
+        met = 0
+        for place, outcome in enumerate(self._newest_first(), start=1):
+            met += outcome
+            if met == m:
+                return self.length - place + 1
+        unseen = self.length - self._count
+        return max(0, unseen - (m - met) + 1)
+
+    def dump(self) -> WindowState:
+        """The window as plain JSON; `load` gives it back."""
+        newest_last = "".join(str(outcome) for outcome in reversed(list(self._newest_first())))
+        return {"length": self.length, "count": self._count, "bits": f"{int(newest_last or '0', 2):x}"}
+
+    @classmethod
+    def load(cls, state: WindowState) -> "SlidingWindow":
+        """The window that `dump` wrote; raises ValueError when the state contradicts itself."""
+        window, count, bits = cls(state["length"]), state["count"], int(state["bits"], 16)
+        if not 0 <= count <= window.length or bits < 0 or bits >> count:
+            raise ValueError(f"window state contradicts itself: {state}")
+        for place in reversed(range(count)):
+            window.push(bool(bits >> place & 1))
+        return window
+
+    def _newest_first(self) -> Iterator[int]:
+        for back in range(1, self._count + 1):
+            yield self._ring[(self._next - back) % self.length]
