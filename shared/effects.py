@@ -1,0 +1,161 @@
+"""What a core may ask of its shell, and what every core may hear from it: plain data, no I/O.
+
+A core is ``handle(event, now_us) -> list[effect]``. Publish, Emit, Reply and Ack are carried out inline and in order;
+every other effect is slow, runs as a task of the shell, and ends in an event, also when it fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from shared.messages import Message
+
+# --- events that any core may get ---
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A timer of the service's table came round. ``wall_us`` for what people read and for place_by."""
+
+    name: str
+    wall_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A decoded message. ``reply`` is where an answer goes ("" = nowhere); ``seq`` its stream sequence (0 = live)."""
+
+    subject: str
+    message: Message
+    reply: str = ""
+    seq: int = 0
+    wall_us: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    ack: int = 0
+    """Token to name in an Ack (work-queue messages only)."""
+    redelivered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChanged:
+    """A key of a watched bucket has a new value; None means deleted. The same revision may come twice."""
+
+    bucket: str
+    key: str
+    value: bytes | None
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class WatchReplayed:
+    """A watch has delivered all that is there, at start or after a gap; keys not named here are gone."""
+
+    bucket: str
+    keys: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitDone:
+    """How a Commit ended. ``current`` are the keys as read again after a conflict or an unknown outcome."""
+
+    commit: int
+    outcome: CommitOutcome
+    revisions: Mapping[str, int] = field(default_factory=dict)
+    current: tuple[KeyChanged, ...] = ()
+    detail: str = ""
+
+
+class CommitOutcome(StrEnum):
+    WRITTEN = "written"
+    CONFLICT = "conflict"
+    UNKNOWN = "unknown"
+    """A time-out: it may have been written; ``current`` tells."""
+    REFUSED = "refused"
+    """The server refuses it for good (too long, too many): nothing was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The connection to the bus was lost; core messages may be missed until Reconnected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnected:
+    """The connection is back; watches replay by themselves."""
+
+    gap_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """The service is asked to stop; what the core wants to say last it says now."""
+
+
+# --- effects ---
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """An event that may not be lost: stored in RT_EVENTS, at least once, in order per subject.
+
+    ``event_id`` derives from what happened, so that a repeat has the same; it is ``ce-id`` and ``Nats-Msg-Id``.
+    ``chained``: written with the expected last sequence of its subject, so that a late retry cannot land behind its
+    successor (task batches).
+    """
+
+    subject: str
+    body: Message
+    event_id: str
+    event_type: str
+    chained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """A message that may be lost (metrics)."""
+
+    subject: str
+    body: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The one answer to a request; ``error`` is (code, text) for the headers of the NATS services convention."""
+
+    to: str
+    body: Message
+    error: tuple[int, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """A work-queue message is dealt with; ``delay_us`` set: deliver it again after that."""
+
+    token: int
+    delay_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One key of a commit: its new value (None deletes) and the revision it must have now (0 = absent)."""
+
+    key: str
+    value: bytes | None
+    expected: int
+    ttl_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """All writes or none, in one bucket; slow, ends in CommitDone with the same number."""
+
+    commit: int
+    bucket: str
+    writes: tuple[Write, ...]
+
+
+Effect = Any
+"""Cores of single services have effects of their own; the shell looks each up by its type."""

@@ -1,0 +1,54 @@
+"""The exceptions that cross module borders; expected outcomes are values and live with the code that returns them.
+
+LaxityError
+├── FieldError          a field of a message, a setting or a file is wrong: field, found, allowed
+├── BusError            the bus could not do what was asked
+│   ├── NoStreamError        a stream that should exist does not
+│   ├── OutcomeUnknownError  a write timed out: it may or may not have happened; read to learn
+│   └── TooLargeError        a body is over a limit
+└── BackendError        a backend could not start, stop or list containers
+"""
+
+from __future__ import annotations
+
+
+class LaxityError(Exception):
+    """Base of all typed errors."""
+
+
+class FieldError(LaxityError, ValueError):
+    """A field is wrong. The three parts are what a person needs to mend it."""
+
+    def __init__(self, field: str, found: object, allowed: str) -> None:
+        self.field = field
+        self.found = clip(found)
+        self.allowed = allowed
+        super().__init__(f"{field}: found {self.found}, allowed: {allowed}")
+
+
+class BusError(LaxityError):
+    """The bus could not do what was asked."""
+
+
+class NoStreamError(BusError):
+    """A stream that should exist does not."""
+
+
+class OutcomeUnknownError(BusError):
+    """A write timed out: it may or may not have happened."""
+
+
+class TooLargeError(BusError):
+    """A body is over a limit."""
+
+
+class BackendError(LaxityError):
+    """A backend could not start, stop or list containers; the text is shown to the requester as the reason."""
+
+
+def clip(found: object, limit: int = 200) -> str:
+    """What was found, as text that fits a reply and a log line, with control characters made visible."""
+    text = found if isinstance(found, str) else repr(found)
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: limit + 1])
+    return text if len(text) <= limit else f"{text[:limit]}…"

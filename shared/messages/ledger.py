@@ -1,0 +1,122 @@
+"""The records of the ledger: who holds what on which node, and where each request is in its life."""
+
+from __future__ import annotations
+
+import hashlib
+
+from pydantic import Field
+
+from shared.messages.base import Message
+from shared.messages.place import Kind, PlaceRequest, Realtime, Reason, State
+
+SHARE_WHOLE_MICRO = 1_000_000
+
+
+class LedgerIdentity(Message):
+    """Key ``ledger``: which ledger this is, and which former ones an operator accepted as our own."""
+
+    ledger_id: str
+    former: tuple[str, ...] = ()
+    created_at_us: int
+
+
+class Lease(Message):
+    """Key ``lease.<holder>``: renewed by counting on; others judge its age by their own clock since they saw it."""
+
+    holder: str
+    """Which placer process: unique to one start."""
+    counter: int
+    ttl_us: int
+
+
+class Reservation(Message):
+    """What one replica holds on one node, all of it, so that it can be rebuilt from a container's labels."""
+
+    request_id: str
+    replica: int
+    generation: int
+    devices: tuple[str, ...]
+    share_micro: int
+    """Of each device, in millionths."""
+    device_memory_mib: int
+    """On each device."""
+    cpu_milli: int
+    memory_mib: int
+    realtime: Realtime | None = None
+    priority: int = 0
+
+    @property
+    def kind(self) -> Kind | None:
+        return self.realtime.kind if self.realtime else None
+
+
+class NodeReservations(Message):
+    """Key ``node.<node>``: that node's reservations, from all placers."""
+
+    node: str
+    reservations: tuple[Reservation, ...] = ()
+
+
+class Step(Message):
+    """One thing that happened to a request; its event's id is (ledger id, request, number)."""
+
+    number: int
+    state: str
+    at_us: int
+    generation: int
+    detail: str | None = None
+
+
+class ReplicaRecord(Message):
+    """One replica of a request. ``state`` is one of State; ``node`` None where it holds nothing."""
+
+    replica: int
+    state: State
+    generation: int = 0
+    node: str | None = None
+    devices: tuple[str, ...] = ()
+    exit_code: int | None = None
+
+
+class RequestRecord(Message):
+    """Key ``request.<request id>``."""
+
+    request_id: str
+    body: PlaceRequest | None
+    """None only for a release of an id that nobody had asked for yet."""
+    body_hash: str
+    state: State
+    owner: str
+    """The placer process that carries it on; when its lease runs out the leader takes it over."""
+    replicas: tuple[ReplicaRecord, ...] = ()
+    steps: tuple[Step, ...] = ()
+    final: bool = False
+    """True where nothing follows; an expired hold is expired and not final."""
+    tries: int = 0
+    """Starts that failed, and restarts made, so far."""
+    backoff_us: int = 0
+    """Waiting: how long after this revision was first seen it may be placed again."""
+    set_aside: tuple[str, ...] = ()
+    """Nodes that failed to start it."""
+    reasons: tuple[Reason, ...] = ()
+    exit_code: int | None = None
+    unproven: bool = False
+    arrived_at_us: int = 0
+    """Order of arrival among waiting requests of the same priority."""
+    confirmed: bool = Field(default=False)
+
+
+def container_name(ledger_id: str, request_id: str, replica: int, generation: int) -> str:
+    """The one name of a start, for container, pod or lock file: a repeat of the start finds the first one."""
+    text = "\x00".join((ledger_id, request_id, str(replica), str(generation)))
+    return f"laxity-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+
+
+class ContainerLabels(Message):
+    """What a container carries: enough to rebuild its reservation, and to judge its tasks, without the ledger."""
+
+    container: str
+    ledger_id: str
+    node: str
+    reservation: Reservation
+    name: str | None = None

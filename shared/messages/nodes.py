@@ -1,0 +1,193 @@
+"""What nodes have and can promise: rt.metrics.*, rt.nodes, rt.events.node.*, rt.events.bus.*, KV rt_nodes."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from shared.messages.base import Message
+
+
+class Regime(StrEnum):
+    """How a device is shared; a setting of its node."""
+
+    EXCLUSIVE = "exclusive"
+    MIG = "mig"
+    GATED = "gated"
+    TIME_SLICED = "time_sliced"
+    MPS = "mps"
+
+
+class Measured(Message):
+    """A value, or None with the reason code why it is unknown (never zero)."""
+
+    value: float | None
+    reason: str | None = None
+
+
+class DeviceMetrics(Message):
+    """One device as its probe sees it. The uuid identifies it, the index is a label."""
+
+    uuid: str
+    index: int
+    model: str
+    regime: Regime
+    slice_us: int | None = None
+    switch_us: int | None = None
+    group: str | None = None
+    healthy: bool
+    reason: str | None = None
+    memory_mib: int | None
+    """What can be scheduled; None where unknown."""
+    utilisation_ratio: Measured
+    memory_used_mib: Measured
+    foreign_share_micro: int | None = 0
+    """Device time used by processes of no reservation, in millionths."""
+    foreign_memory_mib: int | None = 0
+
+
+class ContainerMetrics(Message):
+    """A container seen on the node. Its tasks are in the task stream."""
+
+    container: str
+    request_id: str | None = None
+    pids: tuple[int, ...] = ()
+    cpu_ratio: Measured | None = None
+    memory_mib: Measured | None = None
+
+
+class NodeMetrics(Message):
+    """A node's heartbeat: everything its monitor sees, every ``period_us``. ``start_id`` names the monitor's start."""
+
+    node: str
+    start_id: str
+    counter: int
+    at_us: int
+    mono_us: int
+    period_us: int
+    devices: tuple[DeviceMetrics, ...]
+    containers: tuple[ContainerMetrics, ...] = ()
+    labels: dict[str, str] = Field(default_factory=dict)
+    cpu_milli: int
+    memory_mib: int
+    foreign_cpu_milli: int | None = 0
+    foreign_memory_mib: int | None = 0
+    counters: dict[str, int] = Field(default_factory=dict)
+    draining: bool = False
+    """True in a monitor's last words: it stops on purpose."""
+
+
+class NodeState(StrEnum):
+    JOINED = "joined"
+    READY = "ready"
+    DEGRADED = "degraded"
+    """Alive, and some of its devices are not healthy."""
+    UNREACHABLE = "unreachable"
+    """No heartbeat for the grace time: nothing new is placed there."""
+    LOST = "lost"
+    """No heartbeat for long: its reservations stay counted until it is back or given up."""
+
+
+class DeviceStanding(StrEnum):
+    """Where a device stands in the list of one deadline class."""
+
+    GUARANTEED = "guaranteed"
+    TIGHT = "tight"
+    FULL = "full"
+    AT_RISK = "at_risk"
+    EXCLUDED = "excluded"
+
+
+class ClassStanding(Message):
+    """What one device can promise to one more container of one class."""
+
+    standing: DeviceStanding
+    slack_us: int | None
+    reason: str | None = None
+    unproven: bool = False
+
+
+class DeviceFacts(Message):
+    """A device as the node list publishes it for placers."""
+
+    uuid: str
+    index: int
+    model: str
+    regime: Regime
+    slice_us: int | None = None
+    switch_us: int | None = None
+    group: str | None = None
+    healthy: bool
+    reason: str | None = None
+    memory_mib: int | None
+    foreign_share_micro: int | None = 0
+    foreign_memory_mib: int | None = 0
+    classes: dict[str, ClassStanding] = Field(default_factory=dict)
+
+
+class NodeFacts(Message):
+    """KV rt_nodes, key ``node.<node>``: written by the active node-list alone, with expected revisions."""
+
+    node: str
+    state: NodeState
+    reason: str | None = None
+    at_us: int
+    start_id: str | None = None
+    devices: tuple[DeviceFacts, ...] = ()
+    labels: dict[str, str] = Field(default_factory=dict)
+    cpu_milli: int
+    memory_mib: int
+    foreign_cpu_milli: int | None = 0
+    foreign_memory_mib: int | None = 0
+
+
+class NodesQuery(Message):
+    """rt.nodes: the ordered device list of one deadline class."""
+
+    deadline_class: str | None = Field(default=None, alias="class")
+    limit: int = Field(default=100, ge=1, le=10_000)
+    after: str | None = None
+    models: tuple[str, ...] | None = None
+    group: str | None = None
+    standing: tuple[DeviceStanding, ...] | None = None
+
+
+class ListedDevice(Message):
+    node: str
+    uuid: str
+    standing: DeviceStanding
+    slack_us: int | None
+    reason: str | None
+    age_us: int
+    unproven: bool = False
+
+
+class NodesReply(Message):
+    """``after`` names where the next page begins, None at the end."""
+
+    revision: int
+    deadline_class: str = Field(serialization_alias="class")
+    devices: tuple[ListedDevice, ...]
+    after: str | None
+
+
+class NodeEvent(Message):
+    at_us: int
+    node: str
+    state: str
+    """One of NodeState, or device_lost, device_back."""
+    reason: str | None
+    device: str | None = None
+
+
+class BusEvent(Message):
+    """Said by a service when messages may have been missed, and by the placer when the ledger is not its own."""
+
+    at_us: int
+    service: str
+    instance: str
+    kind: str
+    """reconnected, slow_consumer, watch_restarted, dropped, ledger_foreign, ledger_accepted."""
+    detail: str
+    gap_us: int | None = None

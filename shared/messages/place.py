@@ -1,0 +1,276 @@
+"""Requests for placement and their answers: rt.place, rt.confirm, rt.release and rt.events.place.*."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from shared.errors import FieldError
+from shared.messages.base import Message
+from shared.subjects import MAX_NAME_BYTES, encode
+
+DAY_US = 86_400_000_000
+
+
+def _checked_name(name: str) -> str:
+    encode(name, "")
+    return name
+
+
+Name = Annotated[str, Field(min_length=1), AfterValidator(_checked_name)]
+Micros = Annotated[int, Field(gt=0, le=DAY_US)]
+Mebibytes = Annotated[int, Field(ge=0, le=1 << 40)]
+Milli = Annotated[int, Field(ge=0, le=1_000_000_000)]
+
+
+class Kind(StrEnum):
+    """How much a deadline binds: hard by a sound test, firm by measurement, soft as well as it goes."""
+
+    HARD = "hard"
+    FIRM = "firm"
+    SOFT = "soft"
+
+
+class State(StrEnum):
+    """Where a request is in its life."""
+
+    QUEUED = "queued"
+    HELD = "held"
+    PLACED = "placed"
+    STARTED = "started"
+    WAITING = "waiting"
+    STOPPING = "stopping"
+    EXITED = "exited"
+    RELEASED = "released"
+    REJECTED = "rejected"
+    FAILED = "failed"
+    EXPIRED = "expired"
+
+    @property
+    def final(self) -> bool:
+        """True where nothing follows. An expired hold is not final: RequestRecord knows the difference."""
+        return self in _FINAL
+
+
+_FINAL = {State.EXITED, State.RELEASED, State.REJECTED, State.FAILED, State.EXPIRED}
+
+
+class Gpu(Message):
+    """What one replica needs of GPUs. A share is per device and never summed across devices."""
+
+    count: int = Field(default=1, ge=1, le=1024)
+    share: float = Field(default=1.0, gt=0, le=1)
+    memory_mib: Mebibytes = 0
+    """On each device."""
+    models: tuple[str, ...] | None = None
+
+    @model_validator(mode="after")
+    def _several_are_whole(self) -> Self:
+        if self.count > 1 and self.share < 1:
+            raise FieldError("share", self.share, f"1 or absent: count {self.count} takes whole devices")
+        return self
+
+
+class Realtime(Message):
+    """The timing of one replica's tasks: deadline D (from a task's start), period T, runtime C."""
+
+    deadline_us: Micros
+    period_us: Micros | None = None
+    """Least time between two starts; the deadline where absent."""
+    runtime_us: Micros | None = None
+    """Device time of one task, worst case; needed for hard and firm."""
+    kind: Kind = Kind.FIRM
+    guarantee: float = Field(default=0.99, gt=0, lt=1)
+    host_us: int = Field(default=0, ge=0, le=DAY_US)
+    segments: tuple[Micros, ...] | None = None
+    gate: bool = False
+    window: tuple[int, int] | None = None
+    """(m, k): at least m of any k consecutive tasks."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.runtime_us is None and self.kind != Kind.SOFT:
+            raise FieldError("runtime_us", "nothing", f"a whole number above 0: kind {self.kind} needs it")
+        if self.window and not 1 <= self.window[0] <= self.window[1] <= 10_000:
+            raise FieldError("window", list(self.window), "[m, k] with 1 <= m <= k <= 10000")
+        if self.segments and self.runtime_us is not None and sum(self.segments) > self.runtime_us:
+            raise FieldError("segments", sum(self.segments), f"a sum of at most runtime_us = {self.runtime_us}")
+        return self
+
+
+class Secret(Message):
+    """An environment value by reference: the text itself never travels on the bus."""
+
+    secret: Name
+
+
+class Volume(Message):
+    source: Annotated[str, Field(min_length=1, max_length=4096)]
+    target: Annotated[str, Field(min_length=1, max_length=4096)]
+    read_only: bool = True
+
+
+class AllExcept(Message):
+    all_except: tuple[Name, ...]
+
+
+class Pod(Message):
+    namespace: Name
+    name: Name
+    uid: Name
+
+
+_CLIENT_ONLY = {
+    "place_by": "place_by_us, microseconds since 1970: only our command line knows relative times",
+    "cpu": "cpu_milli: only our command line reads Kubernetes quantities",
+    "memory": "memory_mib: only our command line reads Kubernetes quantities",
+}
+
+
+class PlaceRequest(Message):
+    """Place and start one container, or a gang of them whole."""
+
+    name: Annotated[str, Field(max_length=MAX_NAME_BYTES)] | None = None
+    request_id: Name | None = None
+    image: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    command: tuple[str, ...] | None = None
+    env: dict[str, str | Secret] = Field(default_factory=dict)
+    ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = ()
+    volumes: tuple[Volume, ...] = ()
+    shm_mib: Mebibytes | None = None
+    user: str | None = None
+    gpu: Gpu | None = None
+    cpu_milli: Milli = 0
+    memory_mib: Mebibytes = 0
+    realtime: Realtime | None = None
+    priority: int = Field(default=0, ge=-1_000_000, le=1_000_000)
+    replicas: int = Field(default=1, ge=1, le=10_000)
+    spread_over: Literal["node", "pack"] | None = None
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    candidates: tuple[Name, ...] | AllExcept | None = None
+    pods: tuple[Pod, ...] | None = None
+    strategy: str = "deadline"
+    place_by_us: int | None = Field(default=None, ge=0, le=1 << 53)
+    queue: bool = False
+    hold_us: Annotated[int, Field(gt=0, le=3_600_000_000)] | None = None
+    restart: Literal["never", "on_failure"] = "never"
+    on_risk: Literal["notify", "move"] = "notify"
+    dry_run: bool = False
+
+    @classmethod
+    def from_json(cls, body: bytes) -> Self:
+        request = super().from_json(body)
+        for word in unknown_fields(body):
+            if word in _CLIENT_ONLY:
+                raise FieldError(word, "a word of our command line", _CLIENT_ONLY[word])
+        return request
+
+    @model_validator(mode="after")
+    def _something_to_run(self) -> Self:
+        if self.image is None and not self.command and self.pods is None:
+            raise FieldError("command", "nothing", "a command, an image, or pods to bind")
+        if self.realtime and self.gpu is None:
+            raise FieldError("gpu", "nothing", "what the real-time tasks run on: realtime needs gpu")
+        return self
+
+    def body_hash(self) -> str:
+        """Identity of the request's content: its id and its candidates do not count."""
+        content = self.model_dump(mode="json", exclude={"request_id", "candidates"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def unknown_fields(body: bytes, model: type[Message] = PlaceRequest) -> list[str]:
+    """Names in a valid body that this version ignores; they come back as warnings, so that a typo is not silent."""
+    return sorted(set(json.loads(body)) - set(model.model_fields))
+
+
+class Placement(Message):
+    """Where one replica is (to be) run."""
+
+    replica: int
+    node: str
+    devices: tuple[str, ...]
+    share: float | None = None
+    generation: int | None = None
+    state: str | None = None
+    container: str | None = None
+
+
+class Score(Message):
+    total: float
+    by: dict[str, float] = Field(default_factory=dict)
+
+
+class RunnerUp(Message):
+    node: str
+    total: float
+
+
+class Reason(Message):
+    """Why devices were passed over: a code of the taxonomy, how many, and the numbers in words."""
+
+    code: str
+    count: int
+    message: str
+
+
+class FieldFault(Message):
+    field: str
+    found: str
+    allowed: str
+
+
+class PlaceReply(Message):
+    """The one answer to rt.place, rt.confirm and rt.release."""
+
+    outcome: str
+    request_id: str | None
+    duplicate: bool = False
+    generation: int | None = None
+    placements: tuple[Placement, ...] = ()
+    score: Score | None = None
+    runner_up: RunnerUp | None = None
+    position: int | None = None
+    reasons: tuple[Reason, ...] = ()
+    would_fit_if: tuple[str, ...] = ()
+    error: FieldFault | None = None
+    dry_run: bool = False
+    fits_more: int | None = None
+    exit_code: int | None = None
+    unproven: bool = False
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def of_error(cls, fault: FieldError, request_id: str | None = None) -> Self:
+        error = FieldFault(field=fault.field, found=fault.found, allowed=fault.allowed)
+        return cls(outcome="error", request_id=request_id, error=error)
+
+
+class ConfirmRequest(Message):
+    request_id: Name
+    generation: int = Field(ge=1, le=1 << 31)
+    replica: int | None = Field(default=None, ge=0, le=10_000)
+
+
+class ReleaseRequest(Message):
+    request_id: Name
+
+
+class PlaceEvent(Message):
+    """One step of a request's life; ``state`` also says ``accepted`` and ``moved``, which are no states."""
+
+    at_us: int
+    request_id: str
+    state: str
+    generation: int
+    step: int
+    name: str | None = None
+    placements: tuple[Placement, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    would_fit_if: tuple[str, ...] = ()
+    exit_code: int | None = None
+    detail: str | None = None

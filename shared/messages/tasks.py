@@ -1,0 +1,154 @@
+"""Task events in columns (rt.events.task.<node>) and verdicts on them (rt.events.deadline.*, KV rt_deadlines)."""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from shared.errors import FieldError
+from shared.messages.base import Message
+
+
+class TaskEventKind(IntEnum):
+    """Codes of the ``kind`` column."""
+
+    BEGIN = 1
+    END = 2
+    OVERDUE = 3
+    """The deadline and the guard have passed and the end is not there; ``seq`` is that of its begin."""
+    ABORTED = 4
+    """Open when its writer died; ``seq`` is that of its begin."""
+    LOST = 5
+    """Open when its ring was overwritten unread: neither met nor missed; ``seq`` is that of its begin."""
+    CLOSED = 6
+    """The ring's writer is gone and everything was taken."""
+
+
+class RingInfo(Message):
+    """Whose tasks a ring holds. What is not known of the container is None."""
+
+    ring: str
+    container: str
+    request_id: str | None = None
+    replica: int | None = None
+    generation: int | None = None
+    guarantee: float | None = None
+    window: tuple[int, int] | None = None
+
+
+class TaskBatch(Message):
+    """Events of one node in columns: row i of each column is one event, in the order in which they were taken.
+
+    ``ring`` indexes ``rings``, ``name`` indexes ``names``. ``deadline_us`` is relative to the begin. Stamps are
+    microseconds of the node's CLOCK_MONOTONIC. Everything stamped up to ``watermark_us`` has been taken.
+    Its id is (node, start_id, counter).
+    """
+
+    node: str
+    start_id: str
+    counter: int
+    boot_id: str
+    at_us: int
+    watermark_us: int
+    rings: tuple[RingInfo, ...] = ()
+    names: tuple[str, ...] = ()
+    ring: list[int] = Field(default_factory=list)
+    kind: list[int] = Field(default_factory=list)
+    seq: list[int] = Field(default_factory=list)
+    begin_seq: list[int] = Field(default_factory=list)
+    task: list[int] = Field(default_factory=list)
+    stamp_us: list[int] = Field(default_factory=list)
+    deadline_us: list[int] = Field(default_factory=list)
+    name: list[int] = Field(default_factory=list)
+    lost_records: dict[str, int] = Field(default_factory=dict)
+    """Per ring id: records overwritten before they were read, since the last batch."""
+
+    @model_validator(mode="after")
+    def _equal_columns(self) -> Self:
+        lengths = {len(getattr(self, column)) for column in COLUMNS}
+        if len(lengths) > 1:
+            raise FieldError("ring", f"columns of {sorted(lengths)} rows", "columns of equal length")
+        return self
+
+    @property
+    def batch_id(self) -> str:
+        return f"{self.node}/{self.start_id}/{self.counter}"
+
+
+COLUMNS = ("ring", "kind", "seq", "begin_seq", "task", "stamp_us", "deadline_us", "name")
+
+
+class Verdict(StrEnum):
+    MET = "met"
+    MISSED = "missed"
+
+
+class Standing(StrEnum):
+    """What a container's record says about its guarantee, by its confidence bounds."""
+
+    GOOD = "good"
+    AT_RISK = "at_risk"
+    UNKNOWN = "unknown"
+
+
+class DeadlineEvent(Message):
+    """missed: one task. at_risk and recovered: the container's record crossed a bound."""
+
+    at_us: int
+    node: str
+    container: str
+    kind: str
+    task: int | None
+    deadline_us: int | None
+    ring: str | None = None
+    seq: int | None = None
+    name: str | None = None
+    request_id: str | None = None
+    replica: int | None = None
+    generation: int | None = None
+    tardiness_us: int | None = None
+    """None while the task still runs."""
+    met: int
+    missed: int
+    ratio: float | None
+    lower: float | None
+    upper: float | None
+    guarantee: float
+
+
+class ContainerRecord(Message):
+    """What is known of one container's tasks: counts of its whole life, and its window with bounds."""
+
+    container: str
+    request_id: str | None = None
+    replica: int | None = None
+    generation: int | None = None
+    guarantee: float
+    met: int
+    missed: int
+    lost: int
+    aborted: int
+    invalid: int
+    late_record: int
+    open: int
+    window_met: int
+    window_missed: int
+    ratio: float | None
+    lower: float | None
+    upper: float | None
+    standing: Standing
+
+
+class NodeDeadlines(Message):
+    """KV rt_deadlines, key ``node.<node>``: the records of a node and the stream sequence that they include.
+
+    ``checkpoint`` is the tracker's own; it is written together with the sequence, so nothing is counted twice.
+    """
+
+    node: str
+    at_us: int
+    stream_seq: int
+    containers: tuple[ContainerRecord, ...] = ()
+    checkpoint: dict[str, object] = Field(default_factory=dict)
