@@ -33,6 +33,8 @@ class Received:
     reply: str = ""
     seq: int = 0
     wall_us: int = 0
+    raw: bytes = b""
+    """The body as it came, for what the model does not know."""
     headers: Mapping[str, str] = field(default_factory=dict)
     ack: int = 0
     """Token to name in an Ack (work-queue messages only)."""
