@@ -79,10 +79,10 @@ clean: ## remove what was built, but not .venv
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 # ---------------------------------------------------------------------------------------------------
-SDK := $(wildcard sdk/pyproject.toml)
 # Both distributions are installed from here without their dependencies, which the lock has brought.
-$(READY): requirements.lock pyproject.toml $(SDK)
+$(READY): requirements.lock pyproject.toml sdk/pyproject.toml
 	@.ci/make-venv $(VENV) $(PYTHONS)
-	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e . $(if $(SDK),-e ./sdk)
+	@echo 'installing the locked packages (half a minute)'
+	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e . -e ./sdk
 	@printf '%s' "$(CURDIR)" > $@
