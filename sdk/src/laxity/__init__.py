@@ -1,0 +1,12 @@
+"""Marks the tasks of a container that has deadlines; what is public lives here, how it is written does not.
+
+>>> import laxity
+>>> with laxity.task("infer", deadline_us=50_000):
+...     pass
+
+Without ``LAXITY_RING_DIR`` in the environment all of this does nothing and costs almost nothing.
+"""
+
+from laxity.tasks import MAX_DEADLINE_US, begin, enabled, task
+
+__all__ = ["MAX_DEADLINE_US", "begin", "enabled", "task"]

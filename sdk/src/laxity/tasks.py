@@ -1,0 +1,195 @@
+"""The public verbs `task`, `begin`, `enabled` and this process's one ring; not how a record is written."""
+
+import contextlib
+import functools
+import inspect
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, ParamSpec, Self, TypeVar, cast
+
+from laxity.ring import ALREADY_OPEN, DEFAULT_RECORDS, FAILED, MAX_RECORDS, MIN_RECORDS, NAME_SIZE, OK, Mark, Ring
+
+MAX_DEADLINE_US = 86_400_000_000
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_MAX_NAMES = 1024  # names remembered in their encoded form; more than that are encoded again
+
+_ring: Ring | None = None
+_opened = False
+_opening = threading.Lock()
+_warned: set[str] = set()
+_names: dict[str, bytes] = {}
+_new = object.__new__
+_default_deadline_us: int | None = None
+
+
+class Task(Mark):
+    """One task around a `with` body, or one per call of the function that it decorates; made by `task`, `begin`.
+
+    One object serves one `with` at a time (RuntimeError otherwise); as a decorator it has no such limit.
+    """
+
+    __slots__ = ("_ring",)
+
+    _ring: Ring | None
+
+    def __enter__(self) -> Self:
+        self._ring = ring = _ring if _opened else _open()
+        if ring is not None:
+            ring.begin(self)
+        elif self.seq:
+            raise RuntimeError(ALREADY_OPEN)
+        else:
+            self.seq = 1
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        ring = self._ring
+        if ring is None:
+            self.seq = 0
+        else:
+            ring.end(self, OK if kind is None else FAILED)
+
+    def end(self, *, failed: bool = False) -> None:
+        """End the task now, `failed` if it gave no result.
+
+        May be called from any thread and any number of times; the first counts. In a forked child nothing
+        is written: the task is its parent's.
+        """
+        if self._ring is None:
+            self.seq = 0
+        else:
+            self._ring.end(self, FAILED if failed else OK)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Decorate a function or a coroutine function; TypeError for generators, whose calls do no work."""
+        name, deadline_us = self.name, self.deadline_us
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(f"laxity.task cannot decorate the generator {function.__qualname__}: use with inside it")
+        if inspect.iscoroutinefunction(function):
+
+            async def call_coroutine(*args: P.args, **kwargs: P.kwargs) -> Any:
+                with _make_task(name, deadline_us):
+                    return await function(*args, **kwargs)
+
+            return cast("Callable[P, R]", functools.wraps(function)(call_coroutine))
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            with _make_task(name, deadline_us):
+                return function(*args, **kwargs)
+
+        return functools.wraps(function)(call)
+
+
+def task(name: str, *, deadline_us: int | None = None) -> Task:
+    """Mark one task: `with laxity.task("infer", deadline_us=50_000): ...`, or a decorator with the same words.
+
+    `name` is kept up to 22 bytes of UTF-8. `deadline_us` is relative to the begin, 1 to 86_400_000_000;
+    None takes LAXITY_DEADLINE_US. ValueError for anything else, with and without a ring.
+    """
+    encoded = _names.get(name) or _encode(name)
+    if deadline_us.__class__ is not int or not 1 <= deadline_us <= MAX_DEADLINE_US:
+        deadline_us = _deadline(deadline_us)
+    return _make_task(encoded, deadline_us)
+
+
+def begin(name: str, *, deadline_us: int | None = None) -> Task:
+    """Begin a task that ends elsewhere: `Task.end`. Arguments and errors as for `task`."""
+    return task(name, deadline_us=deadline_us).__enter__()
+
+
+def _make_task(name: bytes, deadline_us: int) -> Task:
+    made = _new(Task)  # without __init__: calling a class costs twice as much in 3.11
+    made.name = name
+    made.deadline_us = deadline_us
+    made.seq = 0
+    made._ring = None  # noqa: SLF001 - this is its constructor
+    return made
+
+
+def enabled() -> bool:
+    """Whether tasks of this process are recorded: there is a ring directory and it can be written."""
+    return (_ring if _opened else _open()) is not None
+
+
+def _encode(name: str) -> bytes:
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"name: found {name!r}, allowed: a string that is not empty")
+    encoded = name.encode("utf-8", "replace")[:NAME_SIZE].decode("utf-8", "ignore").encode()
+    if len(_names) < _MAX_NAMES:
+        _names[name] = encoded
+    return encoded
+
+
+def _deadline(given: object) -> int:
+    """The default for None; ValueError for what is not a deadline."""
+    global _default_deadline_us
+    allowed = f"allowed: an int from 1 to {MAX_DEADLINE_US} (microseconds)"
+    if given is not None:
+        raise ValueError(f"deadline_us: found {given!r}, {allowed}")
+    if _default_deadline_us is None:
+        text = os.environ.get("LAXITY_DEADLINE_US", "")
+        if not text:
+            raise ValueError(f"deadline_us: found None and no LAXITY_DEADLINE_US, {allowed}")
+        if not (text.isascii() and text.isdigit() and len(text) <= 20 and 1 <= int(text) <= MAX_DEADLINE_US):
+            raise ValueError(f"LAXITY_DEADLINE_US: found {text!r}, {allowed}")
+        _default_deadline_us = int(text)
+    return _default_deadline_us
+
+
+def _open() -> Ring | None:
+    global _ring, _opened
+    with _opening:
+        if not _opened:
+            directory = os.environ.get("LAXITY_RING_DIR", "")
+            _ring = _make_ring(directory) if directory else None
+            _opened = True
+    return _ring
+
+
+def _make_ring(directory: str) -> Ring | None:
+    if sys.byteorder != "little":
+        _warn("rings are little-endian and this machine is not; tasks are not recorded")
+        return None
+    try:
+        return Ring(directory, _records())
+    except OSError as error:
+        _warn(f"no ring in LAXITY_RING_DIR={directory}: {error}; tasks are not recorded")
+        return None
+
+
+def _records() -> int:
+    text = os.environ.get("LAXITY_RING_RECORDS", "")
+    if not text:
+        return DEFAULT_RECORDS
+    records = int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else 0
+    if MIN_RECORDS <= records <= MAX_RECORDS and records.bit_count() == 1:
+        return records
+    allowed = f"a power of two from {MIN_RECORDS} to {MAX_RECORDS}"
+    _warn(f"LAXITY_RING_RECORDS: found {text!r}, allowed: {allowed}; {DEFAULT_RECORDS} is used")
+    return DEFAULT_RECORDS
+
+
+def _warn(text: str) -> None:
+    """Say it once; a process without a usable stderr is left in peace."""
+    if text not in _warned:
+        _warned.add(text)
+        with contextlib.suppress(OSError, ValueError):
+            print(f"laxity: {text}", file=sys.stderr)
+
+
+def _forget() -> None:
+    """Start afresh, as a forked child must: the ring that it inherited belongs to its parent."""
+    global _ring, _opened, _opening, _default_deadline_us
+    inherited, _ring, _opened = _ring, None, False
+    _opening = threading.Lock()  # another thread of the parent may have held it at the fork
+    _default_deadline_us = None
+    if inherited is not None:
+        inherited.close()
+
+
+os.register_at_fork(after_in_child=_forget)
