@@ -23,7 +23,7 @@ class Message(BaseModel):
     out, one that was set to None is written as null (unknown).
     """
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
 
     @classmethod
     def from_json(cls, body: bytes) -> Self:
@@ -47,7 +47,7 @@ class Message(BaseModel):
             raise explain(cls, error) from None
 
     def to_json(self) -> bytes:
-        return self.model_dump_json(exclude_unset=True).encode()
+        return self.model_dump_json(exclude_unset=True, by_alias=True).encode()
 
 
 def explain(model: type[BaseModel], error: ValidationError) -> FieldError:

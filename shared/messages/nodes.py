@@ -167,7 +167,7 @@ class NodesReply(Message):
     """``after`` names where the next page begins, None at the end."""
 
     revision: int
-    deadline_class: str = Field(serialization_alias="class")
+    deadline_class: str = Field(alias="class")
     devices: tuple[ListedDevice, ...]
     after: str | None
 
