@@ -1,0 +1,1 @@
+"""The placer: decides where containers run, keeps the ledger, and has backends carry it out."""
