@@ -1,5 +1,6 @@
 """The contract: every message and record of the bus, as pydantic models; golden schemas and samples guard it."""
 
+from shared.deadlines import Standing
 from shared.messages.base import MAX_BODY_BYTES, Message
 from shared.messages.ledger import (
     SHARE_WHOLE_MICRO,
@@ -57,10 +58,8 @@ from shared.messages.tasks import (
     DeadlineEvent,
     NodeDeadlines,
     RingInfo,
-    Standing,
     TaskBatch,
     TaskEventKind,
-    Verdict,
 )
 
 __all__ = [
@@ -115,7 +114,6 @@ __all__ = [
     "Step",
     "TaskBatch",
     "TaskEventKind",
-    "Verdict",
     "Volume",
     "container_name",
     "unknown_fields",

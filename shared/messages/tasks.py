@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from typing import Self
 
 from pydantic import Field, model_validator
 
+from shared.deadlines import Standing
 from shared.errors import FieldError
 from shared.messages.base import Message
 
@@ -78,19 +79,6 @@ class TaskBatch(Message):
 
 
 COLUMNS = ("ring", "kind", "seq", "begin_seq", "task", "stamp_us", "deadline_us", "name")
-
-
-class Verdict(StrEnum):
-    MET = "met"
-    MISSED = "missed"
-
-
-class Standing(StrEnum):
-    """What a container's record says about its guarantee, by its confidence bounds."""
-
-    GOOD = "good"
-    AT_RISK = "at_risk"
-    UNKNOWN = "unknown"
 
 
 class DeadlineEvent(Message):
