@@ -1,0 +1,482 @@
+"""Reads the task rings of this node's containers and finds them on disk; what their records mean is the core's part.
+
+The format is docs/ring-format.md, the writers are the SDK. Rings belong to containers that nobody trusts: a ring is
+read with pread and never mapped (a file that its owner truncates would kill a reader that maps it), every record is
+checked, and whatever is wrong with one file stays with that file.
+
+RingError
+├── RingCorruptError      not a ring, or no longer one
+├── RingVersionError      a ring of a format that this reader does not know
+└── RingForeignBootError  written before this machine was started: its clock is not ours
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import struct
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.errors import FieldError, LaxityError
+from shared.messages.base import MAX_BODY_BYTES
+from shared.messages.ledger import ContainerLabels
+
+MAGIC: Final = b"LAXRING\0"
+VERSION: Final = 1
+HEADER_SIZE: Final = 4096
+HEAD_OFFSET: Final = 128
+MIN_CAPACITY, MAX_CAPACITY = 16, 1 << 20
+MAX_DEADLINE_US: Final = 86_400_000_000
+MAX_RINGS_PER_CONTAINER: Final = 1024
+"""One per process; a container that makes more has the rest counted, so that it cannot use up our descriptors."""
+
+BEGIN, END = 1, 2
+
+HEADER: Final = struct.Struct("<8sIIII16s16sIIQQ")
+RECORD: Final = np.dtype(
+    {
+        "names": ["seq", "stamp_ns", "task", "deadline_us", "kind", "status", "name", "seq_again"],
+        "formats": ["<u8", "<u8", "<u8", "<u8", "u1", "u1", "S22", "<u8"],
+        "offsets": [0, 8, 16, 24, 32, 33, 34, 56],
+        "itemsize": 64,
+    }
+)
+
+_MANY_NAMES = 4096
+_LARGEST_SEQ = 1 << 62  # 146 years of a record each nanosecond: more is not a head
+_SETTLED_NS = 100_000_000  # far more than one tick of the clock that stamps directories
+_RING_NAME_LENGTH = len("ring-") + 32 + len(".ring")
+
+
+class RingError(LaxityError):
+    """A ring cannot be read; `reason` is the name under which it is counted."""
+
+    reason = "ring"
+
+
+class RingCorruptError(RingError):
+    """Not a ring, or no longer one."""
+
+    reason = "corrupt"
+
+
+class RingVersionError(RingError):
+    """A ring of a format that this reader does not know."""
+
+    reason = "version"
+
+
+class RingForeignBootError(RingError):
+    """Written before this machine was started: its clock is not ours."""
+
+    reason = "foreign_boot"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RingRead:
+    """What one read of one ring took: columns of equal length in the order of `seq`, gaps only where records were lost.
+
+    `kind` is 1 for a begin and 2 for an end. `task` is unique within the ring; `begin_seq` is the sequence of the
+    task's begin, also in the begin itself. `stamp_us` is CLOCK_MONOTONIC in microseconds, `deadline_us` is relative to
+    the begin and stands in ends too. `failed` is true in the end of a task that raised. `lost` counts the records that
+    were overwritten, or were not whole, before they could be taken. `head` is the last sequence that the writer had
+    written; `taken` the one up to which everything was yielded or counted, so `taken == head` means that nothing is
+    left. `head - taken` records may wait for the next read, when one of them was not yet visible.
+    """
+
+    ring: str
+    container: str
+    seq: NDArray[np.int64]
+    kind: NDArray[np.uint8]
+    failed: NDArray[np.bool_]
+    stamp_us: NDArray[np.int64]
+    task: NDArray[np.uint64]
+    deadline_us: NDArray[np.int64]
+    begin_seq: NDArray[np.int64]
+    name: list[str]
+    lost: int
+    head: int
+    taken: int
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+class RingReader:
+    """Reads one ring, each record once and in order. Made by `RingReader.open`."""
+
+    def __init__(self, path: Path, descriptor: int, header: RingHeader, container: str) -> None:
+        self.path = path
+        self.header = header
+        self.container = container
+        self.labels: ContainerLabels | None = None
+        self._descriptor = descriptor
+        self._taken = 0
+        self._texts = _Texts()
+        self._nothing: RingRead | None = None
+        self._doubted = 0  # heads up to here were seen with a record that was not whole
+
+    @classmethod
+    def open(cls, path: Path, container: str = "", boot: bytes | None = None) -> Self:
+        """Check the header and take no record yet; `boot` is the present boot id unless given.
+
+        Raises RingCorruptError, RingVersionError, RingForeignBootError, and OSError where the file cannot be opened.
+        """
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            header = _read_header(descriptor, path.name, boot_id() if boot is None else boot)
+            return cls(path, descriptor, header, container or path.parent.name)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @property
+    def ring(self) -> str:
+        """The ring id in hex."""
+        return self.header.ring_id.hex()
+
+    def read(self) -> RingRead:
+        """Take everything up to the head of now; RingCorruptError if the file is no ring any more.
+
+        To take the last records of a dead writer ask `writer_gone` first: what it wrote before is then all there is.
+        """
+        if self._head() == self._taken:
+            return self._read_nothing()
+        head = self._sample_head()
+        first = max(self._taken + 1, self._oldest_safe(head))
+        records = self._copy(first, head)
+        kept = min(max(first, self._oldest_safe(self._sample_head())), head + 1)
+        records = records[kept - first :]
+        whole = _whole(records, kept)
+        until = self._trusted_until(whole, kept, head)
+        lost = kept - self._taken - 1 + until - int(np.count_nonzero(whole[:until]))
+        self._taken = kept - 1 + until
+        return self._columns(records[:until][whole[:until]], lost, head)
+
+    def writer_gone(self) -> bool:
+        """Whether no process holds the ring's lock: its writer has ended, however it ended."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        return True
+
+    def close(self) -> None:
+        """Give the descriptor back; harmless when repeated."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _oldest_safe(self, head: int) -> int:
+        """The oldest record that cannot be under the writer's pen: it may be writing record head + 1 by now."""
+        return head + 2 - self.header.capacity
+
+    def _sample_head(self) -> int:
+        """The smaller of two readings, so that one torn between its bytes is never believed when it is too high."""
+        earlier, later = self._head(), self._head()
+        if max(earlier, later) < self._taken:
+            raise RingCorruptError(f"{self.path}: its head went back from {self._taken} to {later}")
+        head = max(min(earlier, later), self._taken)
+        if head > _LARGEST_SEQ:
+            raise RingCorruptError(f"{self.path}: head is {head}, at most {_LARGEST_SEQ}")
+        return head
+
+    def _head(self) -> int:
+        return int.from_bytes(self._pread(8, HEAD_OFFSET), "little")
+
+    def _copy(self, first: int, head: int) -> NDArray[np.void]:
+        count = max(head - first + 1, 0)
+        start = (first - 1) % self.header.capacity
+        upper = min(count, self.header.capacity - start)
+        raw = self._pread(upper * RECORD.itemsize, HEADER_SIZE + start * RECORD.itemsize)
+        if count > upper:
+            raw += self._pread((count - upper) * RECORD.itemsize, HEADER_SIZE)
+        return np.frombuffer(raw, RECORD)
+
+    def _pread(self, size: int, offset: int) -> bytes:
+        found = os.pread(self._descriptor, size, offset) if size else b""
+        if len(found) != size:
+            raise RingCorruptError(f"{self.path}: needs {size} bytes at {offset}, found {len(found)}")
+        return found
+
+    def _trusted_until(self, whole: NDArray[np.bool_], kept: int, head: int) -> int:
+        """How many rows to take: up to the first one that is not whole, unless it was already so at an earlier read.
+
+        On a machine that reorders stores a record may become visible after the head that counts it; it gets one more
+        read. What is still not whole then is lost.
+        """
+        fresh = max(self._doubted - kept + 1, 0)
+        doubtful = np.flatnonzero(~whole[fresh:])
+        if not doubtful.size:
+            return len(whole)
+        self._doubted = head
+        return fresh + int(doubtful[0])
+
+    def _read_nothing(self) -> RingRead:
+        """The empty read, made once per head: most reads of a quiet ring are this one."""
+        if self._nothing is None or self._nothing.head != self._taken:
+            self._nothing = self._columns(np.zeros(0, RECORD), 0, self._taken)
+        return self._nothing
+
+    def _columns(self, records: NDArray[np.void], lost: int, head: int) -> RingRead:
+        begun = records["task"]
+        return RingRead(
+            ring=self.ring,
+            container=self.container,
+            seq=records["seq"].astype(np.int64),
+            kind=records["kind"].copy(),
+            failed=(records["kind"] == END) & (records["status"] != 0),
+            stamp_us=(records["stamp_ns"] // np.uint64(1000)).astype(np.int64),
+            task=begun.copy(),
+            deadline_us=records["deadline_us"].astype(np.int64),
+            begin_seq=begun.astype(np.int64),
+            name=self._texts.column(records["name"]),
+            lost=lost,
+            head=head,
+            taken=self._taken,
+        )
+
+
+class RingHeader(NamedTuple):
+    """What a ring says about itself; pid and start_ticks are those of the writer's own pid namespace."""
+
+    capacity: int
+    ring_id: bytes
+    boot: bytes
+    pid: int
+    start_ticks: int
+    created_ns: int
+
+
+def boot_id() -> bytes:
+    """The 16 bytes that name this boot of the machine."""
+    text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    return bytes.fromhex(text.strip().replace("-", ""))
+
+
+def _read_header(descriptor: int, name: str, boot: bytes) -> RingHeader:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_size < HEADER_SIZE:
+        raise RingCorruptError(f"{name}: not a file of at least {HEADER_SIZE} bytes")
+    fields = HEADER.unpack(os.pread(descriptor, HEADER.size, 0))
+    magic, version, header_size, record_size, capacity, ring_id, written_boot, pid, _, ticks, created_ns = fields
+    if magic != MAGIC:
+        raise RingCorruptError(f"{name}: does not begin with {MAGIC!r}")
+    if version != VERSION:
+        raise RingVersionError(f"{name}: version {version}, this reader knows {VERSION}")
+    if written_boot != boot:
+        raise RingForeignBootError(f"{name}: written in boot {written_boot.hex()}, this is {boot.hex()}")
+    if (header_size, record_size) != (HEADER_SIZE, RECORD.itemsize):
+        raise RingCorruptError(f"{name}: header of {header_size} and records of {record_size} bytes")
+    if capacity.bit_count() != 1 or not MIN_CAPACITY <= capacity <= MAX_CAPACITY:
+        raise RingCorruptError(f"{name}: capacity {capacity}, a power of two from {MIN_CAPACITY} to {MAX_CAPACITY}")
+    if name != f"ring-{ring_id.hex()}.ring" or status.st_size != HEADER_SIZE + capacity * RECORD.itemsize:
+        raise RingCorruptError(f"{name}: its name or its size of {status.st_size} is not what its header says")
+    return RingHeader(capacity, ring_id, written_boot, pid, ticks, created_ns)
+
+
+def _whole(records: NDArray[np.void], first: int) -> NDArray[np.bool_]:
+    """Which records are what the writer wrote at that place, and make sense."""
+    seq = np.arange(first, first + len(records), dtype=np.uint64)
+    kind, task, deadline_us = records["kind"], records["task"], records["deadline_us"]
+    begin = (kind == BEGIN) & (task == seq)
+    end = (kind == END) & (task >= 1) & (task < seq)
+    sane = (records["stamp_ns"] < 1 << 63) & (deadline_us >= 1) & (deadline_us <= MAX_DEADLINE_US)
+    whole: NDArray[np.bool_] = (records["seq"] == seq) & (records["seq_again"] == seq) & sane & (begin | end)
+    return whole
+
+
+class _Texts(dict[bytes, str]):
+    """Names decoded once; what is not UTF-8 is shown as such."""
+
+    def column(self, names: NDArray[np.bytes_]) -> list[str]:
+        if len(self) > _MANY_NAMES:
+            self.clear()
+        return list(map(self.__getitem__, names.tolist()))  # 30 times faster than np.unique
+
+    def __missing__(self, raw: bytes) -> str:
+        self[raw] = text = raw.decode("utf-8", "replace")
+        return text
+
+
+class Scan(NamedTuple):
+    """What changed: readers opened now, and readers whose file is gone (still readable; close them after the rest)."""
+
+    new: list[RingReader]
+    gone: list[RingReader]
+
+
+class RingDirectory:
+    """All rings of a node: root/<container token>/ring-<id>.ring, beside a container.json with the container's labels.
+
+    Without labels that can be read a container has the name of its directory. `counts` says by reason how many rings
+    were refused (corrupt, version, foreign_boot, too_many), how many files could not be opened at a scan (os_error),
+    and how many containers were without labels (labels_absent, labels_malformed).
+    """
+
+    def __init__(self, root: Path, boot: bytes | None = None) -> None:
+        self.counts: Counter[str] = Counter()
+        self._boot = boot_id() if boot is None else boot
+        self._listing = _Listing(root)
+        self._containers: dict[str, _Container] = {}
+
+    @property
+    def readers(self) -> list[RingReader]:
+        """All open rings, those of one container together."""
+        return [reader for container in self._containers.values() for reader in container.readers.values()]
+
+    def scan(self) -> Scan:
+        """Find new and vanished rings; one stat per container while nothing changes. Raises nothing for a bad file."""
+        found = Scan([], [])
+        self._find_containers(found)
+        for container in self._containers.values():
+            names = self._names(container.listing)
+            if names is None:
+                continue
+            self._label(container)
+            for name in container.readers.keys() - names:
+                found.gone.append(container.readers.pop(name))
+            container.refused &= names
+            found.new.extend(self._open_new(container, names))
+        return found
+
+    def remove(self, reader: RingReader) -> None:
+        """Delete a ring that was read to its end and whose writer is gone, and close it."""
+        with contextlib.suppress(FileNotFoundError):
+            reader.path.unlink()
+        self._drop(reader)
+
+    def refuse(self, reader: RingReader, error: RingError) -> None:
+        """Close a ring whose read raised `error`; it is counted and not opened again."""
+        self._drop(reader)
+        self.counts[error.reason] += 1
+        if container := self._containers.get(reader.path.parent.name):
+            container.refused.add(reader.path.name)
+
+    def _drop(self, reader: RingReader) -> None:
+        reader.close()
+        if container := self._containers.get(reader.path.parent.name):
+            container.readers.pop(reader.path.name, None)
+
+    def close(self) -> None:
+        """Close every reader and leave the files."""
+        for reader in self.readers:
+            reader.close()
+        self._containers.clear()
+
+    def _names(self, listing: _Listing) -> set[str] | None:
+        try:
+            return listing.changed()
+        except OSError:
+            self.counts["os_error"] += 1
+            return None
+
+    def _find_containers(self, found: Scan) -> None:
+        tokens = self._names(self._listing)
+        if tokens is None:
+            return
+        for token in self._containers.keys() - tokens:
+            found.gone.extend(self._containers.pop(token).readers.values())
+        for token in sorted(tokens - self._containers.keys()):
+            path = self._listing.path / token
+            if path.is_dir() and not path.is_symlink():
+                self._containers[token] = _Container(_Listing(path))
+
+    def _open_new(self, container: _Container, names: set[str]) -> Iterator[RingReader]:
+        for name in sorted(names - container.readers.keys() - container.refused):
+            if not (name.startswith("ring-") and name.endswith(".ring") and len(name) == _RING_NAME_LENGTH):
+                continue
+            if len(container.readers) >= MAX_RINGS_PER_CONTAINER:
+                self.counts["too_many"] += 1
+                return
+            try:
+                reader = RingReader.open(container.listing.path / name, container.name, self._boot)
+            except RingError as error:
+                container.refused.add(name)
+                self.counts[error.reason] += 1
+            except OSError as error:
+                self.counts["os_error"] += 1
+                container.set_aside(name, error)
+            else:
+                reader.labels = container.labels
+                container.readers[name] = reader
+                yield reader
+
+    def _label(self, container: _Container) -> None:
+        """Read the labels until they were read once; what is wrong with them is counted once."""
+        if container.labels is not None:
+            return
+        problem = ""
+        try:
+            container.labels = _read_labels(container.listing.path / "container.json")
+        except OSError:
+            problem = "labels_absent"
+        except FieldError:
+            problem = "labels_malformed"
+        if problem and problem != container.problem:
+            self.counts[problem] += 1
+        container.problem = problem
+        for reader in container.readers.values():
+            reader.container, reader.labels = container.name, container.labels
+
+
+class _Listing:
+    """The names in a directory, given again only after they may have changed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.settled_ns: int | None = None
+
+    def changed(self) -> set[str] | None:
+        """All names, none where the directory is missing; None while they are as before. Raises other OSErrors."""
+        try:
+            modified_ns = self.path.stat().st_mtime_ns
+            if modified_ns == self.settled_ns:
+                return None
+            now_ns = time.time_ns()
+            names = {path.name for path in self.path.iterdir()}
+        except (FileNotFoundError, NotADirectoryError):
+            names, modified_ns, now_ns = set(), 0, 0
+        # Two changes within one tick of the clock leave one stamp: only a stamp that is clearly past says "as before".
+        self.settled_ns = modified_ns if now_ns - modified_ns > _SETTLED_NS else None
+        return names
+
+
+@dataclass(slots=True)
+class _Container:
+    listing: _Listing
+    labels: ContainerLabels | None = None
+    problem: str = ""
+    readers: dict[str, RingReader] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
+
+    @property
+    def name(self) -> str:
+        return self.labels.container if self.labels else self.listing.path.name
+
+    def set_aside(self, name: str, error: OSError) -> None:
+        """A link is refused for good, anything else (no descriptor left, no permission yet) is tried again."""
+        if error.errno == errno.ELOOP:
+            self.refused.add(name)
+        else:
+            self.listing.settled_ns = None
+
+
+def _read_labels(path: Path) -> ContainerLabels:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return ContainerLabels.from_json(os.read(descriptor, MAX_BODY_BYTES + 1))
+    finally:
+        os.close(descriptor)
