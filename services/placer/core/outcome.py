@@ -1,0 +1,49 @@
+"""What a decision can be: it fits, not now, or never; values only, nothing here decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.messages import Reason, RunnerUp, Score
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Where one replica goes; `devices` are uuids, none for a request without gpu."""
+
+    replica: int
+    node: str
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """A place for every replica asked for.
+
+    `score` is that of the first replica, `runner_up` the best device for it on another node. `unproven`: a firm
+    deadline was admitted on its declaration, before it was measured.
+    """
+
+    assignments: tuple[Assignment, ...]
+    score: Score | None = None
+    runner_up: RunnerUp | None = None
+    unproven: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NotNow:
+    """It does not fit now; it could when others leave, or when a node comes (back)."""
+
+    reasons: tuple[Reason, ...]
+    would_fit_if: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Never:
+    """It would not fit if all known nodes were empty and healthy: waiting cannot help."""
+
+    reasons: tuple[Reason, ...]
+    would_fit_if: tuple[str, ...] = ()
+
+
+Decision = Fits | NotNow | Never
