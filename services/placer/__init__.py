@@ -1,1 +1,1 @@
-"""The placer: decides where containers go and carries the decision through; starts nothing by being imported."""
+"""The placer: decides where containers run, keeps the ledger, and has backends carry it out."""

@@ -1,1 +1,1 @@
-"""The pure part of the placer: no loop, no clock, no chance, no log."""
+"""The pure parts of the placer: deciding where, and the life of each request; no I/O, clock or chance lives here."""

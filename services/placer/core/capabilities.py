@@ -1,4 +1,4 @@
-"""What a node's backend can honour of a request; which backend a node has is said by whoever asks."""
+"""What a backend can do for a request, as plain facts that the pipeline checks; no backend lives here."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from typing import Final
 from shared.messages import PlaceRequest, Secret
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Capabilities:
-    """Which fields of a request a backend carries out; one that it cannot is refused, never ignored."""
+    """A request that asks for more than its node's backend can do is refused with a reason, never quietly cut down."""
 
     needs_command: bool = False
-    """It starts commands: an image alone names nothing that it could run."""
-    images: bool = True
-    volumes: bool = True
-    ports: bool = True
-    secrets: bool = True
-    users: bool = True
-    shm: bool = True
-    pods: bool = True
-    """It can bind pods that exist already."""
+    """True where an image alone says nothing: the request must carry a command."""
+    images: bool = False
+    volumes: bool = False
+    ports: bool = False
+    secrets: bool = False
+    """Whether environment values may be references to secrets."""
+    user: bool = False
+    shm: bool = False
+    pods: bool = False
+    """Whether it binds pods that exist already."""
 
     def lacking(self, request: PlaceRequest) -> str | None:
-        """The first field of the request that the backend cannot honour."""
+        """The first field of the request that cannot be honoured."""
         asked = {
             "pods": request.pods is not None and not self.pods,
             "command": self.needs_command and not request.command,
@@ -33,7 +34,7 @@ class Capabilities:
             "volumes": bool(request.volumes) and not self.volumes,
             "ports": bool(request.ports) and not self.ports,
             "env": not self.secrets and any(isinstance(value, Secret) for value in request.env.values()),
-            "user": request.user is not None and not self.users,
+            "user": request.user is not None and not self.user,
             "shm_mib": bool(request.shm_mib) and not self.shm,
         }
         return next((field for field, refused in asked.items() if refused), None)
@@ -42,4 +43,6 @@ class Capabilities:
 OTHERS: Final = ""
 """In a mapping from node to Capabilities: all nodes that it does not name."""
 
-ALL_CAN_ALL: Final[Mapping[str, Capabilities]] = {OTHERS: Capabilities()}
+ALL_CAN_ALL: Final[Mapping[str, Capabilities]] = {
+    OTHERS: Capabilities(images=True, volumes=True, ports=True, secrets=True, user=True, shm=True, pods=True)
+}
