@@ -1,0 +1,204 @@
+"""The tracker judges by stamps and by stream order, once, and survives being told again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from services.deadline_tracker.core import Core
+from shared.effects import Commit, CommitDone, CommitOutcome, Effect, KeyChanged, Publish, Received, Tick
+from shared.messages import DeadlineEvent, NodeDeadlines, RingInfo, TaskBatch, TaskEventKind
+from shared.subjects import DEADLINES, Subjects
+
+BEGIN, END, OVERDUE, ABORTED, LOST, CLOSED = TaskEventKind
+D = 50_000
+
+
+def row(kind: TaskEventKind, seq: int, begin_seq: int = 0, stamp_us: int = 0, ring: int = 0) -> tuple[int, ...]:
+    """ring, kind, seq, begin_seq, task, stamp_us, deadline_us, name"""
+    return (ring, kind, seq, begin_seq or seq, begin_seq or seq, stamp_us, D if kind == BEGIN else 0, 0)
+
+
+def batch(rows: Iterable[tuple[int, ...]], counter: int = 1, **info: object) -> TaskBatch:
+    ring, kind, seq, begin_seq, task, stamp, deadline, name = (list(c) for c in zip(*rows, strict=True))
+    return TaskBatch(
+        node="n1",
+        start_id="s",
+        counter=counter,
+        boot_id="b",
+        at_us=1,
+        watermark_us=10**9,
+        rings=(
+            RingInfo.model_validate({"ring": "r0", "container": "c0", "request_id": "q", "guarantee": 0.9} | info),
+            RingInfo(ring="r1", container="c1"),
+        ),
+        names=("infer",),
+        ring=ring,
+        kind=kind,
+        seq=seq,
+        begin_seq=begin_seq,
+        task=task,
+        stamp_us=stamp,
+        deadline_us=deadline,
+        name=name,
+    )
+
+
+class Told:
+    """A tracker and all that it said."""
+
+    def __init__(self, window: int = 1000) -> None:
+        self.core = Core(Subjects(), guarantee=0.99, window=window)
+        self.seq = 0
+        self.effects: list[Effect] = []
+
+    def hear(self, *rows: tuple[int, ...], seq: int | None = None) -> None:
+        self.seq = seq or self.seq + 1
+        said = self.core.handle(Received("", batch(rows), seq=self.seq), 0)
+        self.core.check()
+        self.effects += said
+
+    @property
+    def kinds(self) -> list[str]:
+        return [e.body.kind for e in self.effects if isinstance(e, Publish) and isinstance(e.body, DeadlineEvent)]
+
+    @property
+    def ids(self) -> list[str]:
+        return [e.event_id for e in self.effects if isinstance(e, Publish)]
+
+    def counts(self, container: str = "c0") -> dict[str, int]:
+        return {k: v for k, v in self.core.nodes["n1"].records[container].counts.items() if v}
+
+    def saved(self) -> bytes:
+        (commit,) = self.core.handle(Tick("checkpoint", 7), 0)
+        assert isinstance(commit, Commit)
+        assert commit.writes[0].value is not None
+        self.core.handle(CommitDone(commit.commit, CommitOutcome.WRITTEN, {commit.writes[0].key: 5}), 0)
+        return commit.writes[0].value
+
+
+def test_a_task_that_ends_by_its_deadline_is_met_and_one_microsecond_later_missed() -> None:
+    told = Told()
+    told.hear(row(BEGIN, 1, stamp_us=0), row(END, 2, 1, stamp_us=D))
+    told.hear(row(BEGIN, 3, stamp_us=0), row(END, 4, 3, stamp_us=D + 1))
+    assert (told.counts(), told.kinds) == ({"met": 1, "missed": 1}, ["missed"])
+
+
+def test_a_task_past_its_deadline_is_missed_while_it_still_runs() -> None:
+    told = Told()
+    told.hear(row(BEGIN, 1), row(OVERDUE, 1))
+    missed = told.effects[0].body
+    assert (missed.kind, missed.task, missed.tardiness_us, missed.deadline_us) == ("missed", 1, None, D)
+
+
+def test_the_first_of_end_and_overdue_in_stream_order_decides() -> None:
+    told = Told()
+    told.hear(row(BEGIN, 1), row(OVERDUE, 1))
+    told.hear(row(END, 2, 1, stamp_us=D))
+    told.hear(row(BEGIN, 3), row(END, 4, 3, stamp_us=D))
+    told.hear(row(OVERDUE, 3))
+    assert told.counts() == {"met": 1, "missed": 1, "late_record": 1}
+
+
+def test_an_end_after_its_overdue_that_was_late_anyway_is_counted_once() -> None:
+    told = Told()
+    told.hear(row(BEGIN, 1), row(OVERDUE, 1), row(END, 2, 1, stamp_us=D + 9))
+    assert (told.counts(), told.kinds) == ({"missed": 1}, ["missed", "at_risk"])
+
+
+def test_T9_an_end_before_its_begin_is_invalid_and_neither_met_nor_missed() -> None:
+    told = Told()
+    told.hear(row(BEGIN, 1, stamp_us=100), row(END, 2, 1, stamp_us=99))
+    assert told.counts() == {"invalid": 1}
+
+
+def test_a_batch_that_comes_again_changes_nothing() -> None:
+    told = Told()
+    told.hear(row(BEGIN, 1), row(END, 2, 1, stamp_us=D + 1), seq=7)
+    told.hear(row(BEGIN, 1), row(END, 2, 1, stamp_us=D + 1), seq=7)
+    assert (told.counts(), told.kinds) == ({"missed": 1}, ["missed", "at_risk"])
+
+
+def test_records_that_a_restarted_monitor_reads_again_count_once() -> None:
+    told = Told()
+    told.hear(row(BEGIN, 1), row(END, 2, 1, stamp_us=5), row(BEGIN, 3), row(OVERDUE, 3))
+    told.hear(row(BEGIN, 1), row(END, 2, 1, stamp_us=5), row(BEGIN, 3), row(OVERDUE, 3), row(END, 4, 3, stamp_us=10**6))
+    assert told.counts() == {"met": 1, "missed": 1}
+
+
+def test_open_tasks_of_a_ring_with_a_gap_are_lost_and_neither_met_nor_missed() -> None:
+    told = Told()
+    told.hear(row(BEGIN, 1), row(BEGIN, 9))
+    assert (told.counts(), list(told.core.nodes["n1"].rings["r0"].open)) == ({"lost": 1}, [9])
+
+
+def test_what_the_monitor_calls_lost_is_lost_and_its_late_end_is_no_verdict() -> None:
+    told = Told()
+    told.hear(row(BEGIN, 1), row(LOST, 1), row(END, 2, 1, stamp_us=5))
+    assert (told.counts(), told.core.counters["ends_without_begin"]) == ({"lost": 1}, 1)
+
+
+def test_aborted_tasks_have_a_count_of_their_own_and_are_missed_only_if_overdue_stood_before() -> None:
+    told = Told()
+    told.hear(row(BEGIN, 1), row(BEGIN, 2), row(OVERDUE, 1), row(ABORTED, 1), row(ABORTED, 2), row(CLOSED, 0))
+    assert told.counts() == {"missed": 1, "aborted": 2}
+
+
+def test_tasks_left_open_in_a_closed_ring_are_lost() -> None:
+    told = Told()
+    told.hear(row(BEGIN, 1), row(CLOSED, 0))
+    assert told.counts() == {"lost": 1}
+
+
+def test_at_risk_is_said_once_and_recovered_only_when_the_lower_bound_is_back() -> None:
+    told = Told(window=60)
+    for n in range(12):
+        late = D + 1 if n < 8 else 5
+        told.hear(row(BEGIN, 2 * n + 1), row(END, 2 * n + 2, 2 * n + 1, stamp_us=late))
+    for n in range(12, 80):
+        told.hear(row(BEGIN, 2 * n + 1), row(END, 2 * n + 2, 2 * n + 1, stamp_us=5))
+    assert [kind for kind in told.kinds if kind != "missed"] == ["at_risk", "recovered"]
+
+
+def test_an_unknown_ratio_is_null_and_not_zero() -> None:
+    told = Told()
+    told.hear(row(BEGIN, 1, ring=1))
+    record = NodeDeadlines.trusted(told.saved()).containers[1]
+    assert (record.container, record.ratio, record.lower, record.upper, record.open) == ("c1", None, None, None, 1)
+
+
+def test_a_restart_from_the_checkpoint_counts_nothing_twice_and_forgets_nothing() -> None:
+    told = Told()
+    told.hear(row(BEGIN, 1), row(END, 2, 1, stamp_us=D + 1), row(BEGIN, 3), row(OVERDUE, 3))
+    saved = told.saved()
+    told.hear(row(END, 4, 3, stamp_us=D), row(BEGIN, 5))
+    again = Told()
+    again.core.handle(KeyChanged(DEADLINES, "node.n1", saved, 5), 0)
+    assert again.core.start_seq() == 2
+    again.hear(row(BEGIN, 1), row(END, 2, 1, stamp_us=D + 1), seq=1)
+    again.hear(row(END, 4, 3, stamp_us=D), row(BEGIN, 5), seq=2)
+    assert (again.counts(), again.kinds) == (told.counts(), [])
+
+
+def test_events_after_a_crash_have_the_ids_of_those_before_it() -> None:
+    rows = (row(BEGIN, 1), row(OVERDUE, 1))
+    one, other = Told(), Told()
+    one.hear(*rows)
+    other.hear(*rows)
+    assert one.ids == other.ids == ["n1/r0/1/missed", "n1/c0/1/at_risk"]
+
+
+def test_a_checkpoint_that_lost_its_race_is_written_again_over_the_newer_one() -> None:
+    told = Told()
+    told.hear(row(BEGIN, 1))
+    (commit,) = told.core.handle(Tick("checkpoint", 7), 0)
+    current = KeyChanged(DEADLINES, "node.n1", NodeDeadlines(node="n1", at_us=0, stream_seq=0).to_json(), 9)
+    told.core.handle(CommitDone(commit.commit, CommitOutcome.CONFLICT, current=(current,)), 0)
+    (again,) = told.core.handle(Tick("checkpoint", 8), 0)
+    assert (commit.writes[0].expected, again.writes[0].expected) == (0, 9)
+
+
+def test_a_row_that_names_a_ring_which_its_batch_does_not_list_is_counted_and_skipped() -> None:
+    told = Told()
+    told.hear(row(BEGIN, 1, ring=5))
+    told.hear(row(BEGIN, 1), row(END, 2, 1, stamp_us=1))
+    assert (told.core.counters["batches_malformed"], told.counts()) == (1, {"met": 1})
