@@ -199,8 +199,7 @@ class Core:
             event_id = f"{node}/{ring}/{begin_seq}/missed"
             effects.append(self._event(case, "missed", event_id, {**said, "name": task.name, "tardiness_us": tardy}))
         if crossed:
-            judged = record.counts["met"] + record.counts["missed"]
-            event_id = f"{node}/{record.container}/{judged}/{crossed}"
+            event_id = f"{node}/{record.container}/{record.judged}/{crossed}"
             effects.append(self._event(case, crossed, event_id, {"task": None, "deadline_us": None}))
         return effects
 
@@ -215,6 +214,7 @@ class Core:
             request_id=record.request_id,
             replica=record.replica,
             generation=record.generation,
+            judged=record.judged,
             met=record.window.met,
             missed=record.window.missed,
             ratio=ratio,
@@ -302,8 +302,7 @@ class Core:
                 assert all(0 < seq <= ring.high for seq in ring.open), f"open tasks beyond the head: {ring}"
                 assert not (ring.closed and ring.open), f"a closed ring has open tasks: {ring}"
             for record in node.records.values():
-                judged = record.counts["met"] + record.counts["missed"]
-                assert record.window.met + record.window.missed == min(judged, record.window.length)
+                assert record.window.met + record.window.missed == min(record.judged, record.window.length)
 
     def story(self, container: str) -> list[str]:
         """What is known of one container, a line per node that has seen it."""

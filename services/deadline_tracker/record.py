@@ -85,6 +85,10 @@ class Record:
         return None
 
     @property
+    def judged(self) -> int:
+        return self.counts["met"] + self.counts["missed"]
+
+    @property
     def standing(self) -> Standing:
         return standing(self.window.met, self.window.missed, self.guarantee)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from shared.service import Every, Listen, Publishes, Service, run
-
 from services.deadline_tracker.core import Core
 from services.deadline_tracker.settings import TrackerSettings
 from shared.messages import DeadlineEvent, NodeDeadlines, TaskBatch
+from shared.service import Every, Listen, Publishes, Service, run
 from shared.subjects import DEADLINES, Subjects
 
 SERVICE = Service(

@@ -6,9 +6,9 @@ from typing import Self
 
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
-from shared.settings import ServiceSettings
 
 from shared.deadlines import check_window
+from shared.settings import ServiceSettings
 
 
 class TrackerSettings(ServiceSettings):

@@ -126,6 +126,17 @@ class DeviceFacts(Message):
     classes: dict[str, ClassStanding] = Field(default_factory=dict)
 
 
+class NodeEvent(Message):
+    at_us: int
+    node: str
+    state: str
+    """One of NodeState, or device_lost, device_back."""
+    reason: str | None
+    device: str | None = None
+    number: int = 0
+    """Counts the changes of this node: (node, number) is the event's id."""
+
+
 class NodeFacts(Message):
     """KV rt_nodes, key ``node.<node>``: written by the active node-list alone, with expected revisions."""
 
@@ -134,6 +145,10 @@ class NodeFacts(Message):
     reason: str | None = None
     at_us: int
     start_id: str | None = None
+    changes: int = 0
+    """Changes of state so far."""
+    events: tuple[NodeEvent, ...] = ()
+    """The changes that came with this write: who takes over as the writer says them again."""
     devices: tuple[DeviceFacts, ...] = ()
     labels: dict[str, str] = Field(default_factory=dict)
     cpu_milli: int
@@ -170,15 +185,6 @@ class NodesReply(Message):
     deadline_class: str = Field(alias="class")
     devices: tuple[ListedDevice, ...]
     after: str | None
-
-
-class NodeEvent(Message):
-    at_us: int
-    node: str
-    state: str
-    """One of NodeState, or device_lost, device_back."""
-    reason: str | None
-    device: str | None = None
 
 
 class BusEvent(Message):

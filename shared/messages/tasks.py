@@ -98,6 +98,8 @@ class DeadlineEvent(Message):
     generation: int | None = None
     tardiness_us: int | None = None
     """None while the task still runs."""
+    judged: int = 0
+    """Verdicts on this container so far, this one included; met and missed are those of the window."""
     met: int
     missed: int
     ratio: float | None
