@@ -82,7 +82,7 @@ clean: ## remove what was built, but not .venv
 # Both distributions are installed from here without their dependencies, which the lock has brought.
 $(READY): requirements.lock pyproject.toml sdk/pyproject.toml
 	@.ci/make-venv $(VENV) $(PYTHONS)
-	@echo 'installing the locked packages (half a minute)'
+	@echo 'installing the locked packages (about a minute)'
 	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e . -e ./sdk
 	@printf '%s' "$(CURDIR)" > $@
