@@ -44,6 +44,8 @@ class Reservation(Message):
     memory_mib: int
     realtime: Realtime | None = None
     priority: int = 0
+    container: str | None = None
+    """Set where it was rebuilt from the labels of a container that no key explains; gone when the container is."""
 
     @property
     def kind(self) -> Kind | None:
@@ -93,7 +95,9 @@ class RequestRecord(Message):
     final: bool = False
     """True where nothing follows; an expired hold is expired and not final."""
     tries: int = 0
-    """Starts that failed, and restarts made, so far."""
+    """Starts that failed since the last one that did not."""
+    restarts: int = 0
+    """New generations after a container that ended."""
     backoff_us: int = 0
     """Waiting: how long after this revision was first seen it may be placed again."""
     set_aside: tuple[str, ...] = ()
@@ -104,6 +108,8 @@ class RequestRecord(Message):
     arrived_at_us: int = 0
     """Order of arrival among waiting requests of the same priority."""
     confirmed: bool = Field(default=False)
+    ends_as: State | None = None
+    """Stopping: the final state once nothing of it runs; None is released."""
 
 
 def container_name(ledger_id: str, request_id: str, replica: int, generation: int) -> str:
