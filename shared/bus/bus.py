@@ -1,0 +1,159 @@
+"""The bus as services and the command see it: names under a prefix, events, buckets, work; no service lives here."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NoReturn, Self
+
+from shared.bus.atomic import Commits, value_of
+from shared.bus.connection import Connection, Handler, Listener, Listening, Msg, NoResponders
+from shared.bus.follow import Follow, StoredHandler, Told, Watch
+from shared.bus.jetstream import JetStream, Stored, StoredMsg
+from shared.bus.pull import Acks, Pull
+from shared.clock import Clock, SystemClock
+from shared.effects import CommitDone, KeyChanged, WatchReplayed, Write
+from shared.settings import ServiceSettings
+from shared.streams import bucket_stream, named, wanted
+from shared.subjects import EVENTS_STREAM, Subjects
+
+
+class Bus:
+    """One connection and what can be done with it. Names of buckets and streams are those of shared.subjects."""
+
+    def __init__(self, settings: ServiceSettings, connection: Connection, clock: Clock, told: Told | None) -> None:
+        self.settings = settings
+        self.connection = connection
+        self.subjects = Subjects(settings.prefix)
+        self._clock = clock
+        self._js = JetStream(connection, settings.ack_timeout_us)
+        self._commits = Commits(self._js)
+        self._acks = Acks(self._js)
+        self._told = told or _ignore
+
+    @classmethod
+    async def connect(
+        cls,
+        settings: ServiceSettings,
+        name: str = "laxity",
+        *,
+        listener: Listener | None = None,
+        told: Told | None = None,
+        clock: Clock | None = None,
+    ) -> Self:
+        """Connect to the server of ``settings``, trying until it succeeds: scope it with asyncio.timeout."""
+        clock = clock or SystemClock()
+        connection = Connection(listener, clock)
+        await connection.open(settings.nats_url, name, settings.ping_interval_us)
+        return cls(settings, connection, clock, told)
+
+    async def close(self) -> None:
+        await self.connection.close()
+
+    async def ensure_streams(self) -> None:
+        """Make or mend every stream and bucket; never shrinks one; harmless when several do it at once."""
+        await self._js.ensure(wanted(self.settings))
+
+    # --- core NATS: may be lost ---
+
+    async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Listening:
+        """Hear a full subject; one message at a time."""
+        return await self.connection.subscribe(subject, handler, queue)
+
+    async def publish(self, subject: str, body: bytes, reply: str = "", headers: dict[str, str] | None = None) -> None:
+        await self.connection.publish(subject, body, reply, headers)
+
+    async def request(
+        self, subject: str, body: bytes, timeout_us: int, headers: dict[str, str] | None = None
+    ) -> Msg | NoResponders:
+        """The first answer; raises OutcomeUnknownError on a time-out or a lost link, TooLargeError."""
+        return await self.connection.request(subject, body, timeout_us, headers)
+
+    async def request_all(self, subject: str, body: bytes = b"", wait_us: int = 500_000) -> list[Msg]:
+        """All answers within ``wait_us`` (``$SRV.PING``); [] at once when nobody listens."""
+        return await self.connection.request_all(subject, body, wait_us)
+
+    # --- events: may not be lost ---
+
+    async def publish_event(
+        self,
+        subject: str,
+        body: bytes,
+        event_id: str,
+        event_type: str,
+        source: str,
+        expected_last: int | None = None,
+        at_us: int | None = None,
+    ) -> Stored:
+        """Store an event under its id; a repeat within two minutes is stored once and answered with its sequence.
+
+        Raises NoStreamError, OutcomeUnknownError (repeat it with the same id, case B14), ApiError, TooLargeError.
+        """
+        headers = {
+            "Nats-Msg-Id": event_id,
+            "ce-id": event_id,
+            "ce-type": event_type,
+            "ce-source": source,
+            "ce-time": rfc3339(self._clock.wall_us() if at_us is None else at_us),
+            "ce-specversion": "1.0",
+        }
+        if expected_last is not None:
+            headers["Nats-Expected-Last-Subject-Sequence"] = str(expected_last)
+        return await self._js.store(subject, body, headers)
+
+    async def last_event(self, subject: str) -> StoredMsg | None:
+        """The last event of a full subject."""
+        return await self._js.last(named(EVENTS_STREAM, self.settings.prefix), subject)
+
+    async def follow(self, stream: str, subject: str, start_seq: int, handler: StoredHandler) -> NoReturn:
+        """Deliver a stream in order from ``start_seq`` (0: only what is new) until cancelled; nothing ends it else."""
+        name = named(stream, self.settings.prefix)
+        await Follow(self._js, name, subject, start_seq, handler, self._told, self.ensure_streams).run()
+
+    async def pull(self, stream: str, durable: str, handler: StoredHandler) -> NoReturn:
+        """Work off a stream together with all who name the same ``durable``, until cancelled."""
+        name = named(stream, self.settings.prefix)
+        await Pull(self._js, name, durable, handler, self._told, self.ensure_streams).run()
+
+    def ack_token(self, message: StoredMsg) -> int:
+        """The number under which ``ack`` knows a message of ``pull``."""
+        return self._acks.token(message.reply)
+
+    async def ack(self, token: int, delay_us: int | None = None) -> None:
+        await self._acks.ack(token, delay_us)
+
+    # --- buckets ---
+
+    async def commit(self, bucket: str, writes: Sequence[Write], number: int = 0) -> CommitDone:
+        """All writes or none; every end is a value of CommitDone."""
+        return await self._commits.commit(named(bucket, self.settings.prefix), bucket, writes, number)
+
+    async def get(self, bucket: str, key: str) -> tuple[bytes, int] | None:
+        """Value and revision of a key as the leader has them; None when absent or deleted."""
+        name = named(bucket, self.settings.prefix)
+        found = await self._js.last(bucket_stream(bucket, self.settings.prefix), f"$KV.{name}.{key}")
+        if found is None or (value := value_of(found)) is None:
+            return None
+        return value, found.seq
+
+    async def put(self, bucket: str, key: str, value: bytes) -> int:
+        """Write a key whatever it holds; its new revision."""
+        name = named(bucket, self.settings.prefix)
+        return (await self._js.store(f"$KV.{name}.{key}", value, {})).seq
+
+    async def watch(self, bucket: str, handler: Callable[[KeyChanged | WatchReplayed], Awaitable[None]]) -> NoReturn:
+        """Every key, WatchReplayed, then every change, until cancelled; all again after a gap."""
+        name = named(bucket, self.settings.prefix)
+        await Watch(self._js, name, bucket, handler, self._told, self.ensure_streams).run()
+
+
+def rfc3339(at_us: int) -> str:
+    """A wall-clock time as CloudEvents wants it: UTC with microseconds."""
+    at = datetime.datetime.fromtimestamp(at_us // 1_000_000, datetime.UTC) + datetime.timedelta(
+        microseconds=at_us % 1_000_000
+    )
+    return at.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _ignore(stream: str, why: str) -> None:
+    del stream, why

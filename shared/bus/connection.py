@@ -1,0 +1,322 @@
+"""The connection to the server: the one file that imports nats; streams, buckets and services live elsewhere.
+
+What it adds to the client: handlers that cannot end their subscription (case B24), cancellation that is never
+swallowed, requests that fail at once when the link is lost, a bounded buffer of our own for what is said while it
+is down, and an error callback that never raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg as ClientMsg
+from nats.aio.subscription import Subscription
+
+from shared.clock import Clock, SystemClock
+from shared.errors import BusError, OutcomeUnknownError, TooLargeError
+from shared.log import logger
+
+MAX_OUTSTANDING_PINGS = 2
+"""The third unanswered ping ends the connection."""
+RECONNECT_WAIT_S = 0.2
+"""Between attempts: a restarted server is found within a blink and a dead one costs five SYNs a second."""
+CONNECT_TIMEOUT_S = 3
+CLIENT_BUFFER_BYTES = 16 * 1024 * 1024
+"""Beyond it a publish waits for the socket; one atomic batch of 1,000 small keys stays below it."""
+HELD_MESSAGES = 4096
+HELD_BYTES = 4 * 1024 * 1024
+"""What is kept of lossy messages while the link is down; the oldest go first, and are counted (case B8)."""
+PENDING_MESSAGES = 65_536
+PENDING_BYTES = 64 * 1024 * 1024
+"""What a subscription may be behind before the client drops its newest messages as a slow consumer."""
+
+_STATUS = "Status"  # under these two names the client files the inline status of a message
+_DESCRIPTION = "Description"
+
+
+@dataclass(frozen=True, slots=True)
+class Msg:
+    """A message as it came. ``status`` is the server's own inline status (``100``, ``409`` …), "" for all others."""
+
+    subject: str
+    body: bytes
+    reply: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def status(self) -> str:
+        return self.headers.get(_STATUS, "") if not self.body else ""
+
+    @property
+    def description(self) -> str:
+        return self.headers.get(_DESCRIPTION, "")
+
+
+@dataclass(frozen=True, slots=True)
+class NoResponders:
+    """Nobody listens on the subject of a request: said by the server at once."""
+
+    subject: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEvent:
+    """What happened to the connection: lost, back (after ``gap_us``), closed for good, or trouble on a subject."""
+
+    kind: Literal["lost", "back", "closed", "slow_consumer", "handler_failed", "error"]
+    detail: str = ""
+    gap_us: int = 0
+
+
+Handler = Callable[[Msg], Awaitable[None]]
+Listener = Callable[[LinkEvent], None]
+
+
+class Listening:
+    """A subscription that is on."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+
+    async def drain(self) -> None:
+        """Take no more; returns when what had arrived was handled. A lost link makes it return at once."""
+        with contextlib.suppress(nats.errors.Error):
+            await self._subscription.drain()  # type: ignore[no-untyped-call]  # its own annotations stop short
+
+    async def stop(self) -> None:
+        """Take no more and forget what is waiting."""
+        with contextlib.suppress(nats.errors.Error):
+            await self._subscription.unsubscribe()
+
+
+class Connection:
+    """One client object from connect to close; a new start makes a new one (case B13)."""
+
+    def __init__(self, listener: Listener | None = None, clock: Clock | None = None) -> None:
+        self.counters: Counter[str] = Counter()
+        """reconnects, dropped (lossy messages), slow_consumer, handler_failed, errors."""
+        self._client = Client()
+        self._listener = listener or _ignore
+        self._clock = clock or SystemClock()
+        self._log = logger(part="connection")
+        self._up = asyncio.Event()
+        self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._lost_at_us = 0
+        self._held: deque[tuple[str, bytes, str, Mapping[str, str] | None]] = deque()
+        self._held_bytes = 0
+        self._inbox = ""
+        self._waiting: dict[str, asyncio.Future[Msg]] = {}
+        self._tokens = itertools.count(1)
+
+    # --- life ---
+
+    async def open(self, url: str, name: str, ping_interval_us: int) -> None:
+        """Connect, trying until it succeeds: the caller scopes the time. Reconnects for ever afterwards."""
+        await self._client.connect(
+            servers=[part.strip() for part in url.split(",")],
+            name=name,
+            error_cb=self._on_error,
+            disconnected_cb=self._on_lost,
+            reconnected_cb=self._on_back,
+            closed_cb=self._on_closed,
+            connect_timeout=CONNECT_TIMEOUT_S,
+            reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]  # annotated int, used as seconds
+            max_reconnect_attempts=-1,
+            ping_interval=ping_interval_us / 1_000_000,  # type: ignore[arg-type]  # the same
+            max_outstanding_pings=MAX_OUTSTANDING_PINGS,
+            pending_size=CLIENT_BUFFER_BYTES,
+            flush_timeout=CONNECT_TIMEOUT_S,
+        )
+        self._inbox = self._client.new_inbox()
+        self._up.set()
+        await self.subscribe(f"{self._inbox}.*", self._on_answer)
+
+    async def close(self) -> None:
+        """Send what is still buffered and end; nobody is called back."""
+        self._listener = _ignore
+        if self._client.is_connected:
+            with contextlib.suppress(nats.errors.Error):
+                await self._client.flush(timeout=1)
+        with contextlib.suppress(nats.errors.Error, OSError):
+            await self._client.close()
+        self._fail_waiting("connection closed")
+
+    @property
+    def is_up(self) -> bool:
+        return self._up.is_set()
+
+    @property
+    def lost(self) -> asyncio.Future[None]:
+        """Done when the present connection is lost; a new one after each reconnect."""
+        return self._lost
+
+    async def wait_up(self) -> None:
+        await self._up.wait()
+
+    async def _on_lost(self) -> None:
+        if not self._up.is_set():
+            return
+        self._up.clear()
+        self._lost_at_us = self._clock.now_us()
+        self._lost.set_result(None)
+        self._fail_waiting("connection lost")
+        self._listener(LinkEvent("lost"))
+
+    async def _on_back(self) -> None:
+        self.counters["reconnects"] += 1
+        self._lost = asyncio.get_running_loop().create_future()
+        self._up.set()
+        while self._held and self._client.is_connected:
+            subject, body, reply, headers = self._held.popleft()
+            self._held_bytes -= len(body)
+            await self._send(subject, body, reply, headers)
+        self._listener(LinkEvent("back", gap_us=self._clock.now_us() - self._lost_at_us))
+
+    async def _on_closed(self) -> None:
+        await self._on_lost()
+        self._listener(LinkEvent("closed", str(self._client.last_error or "")))
+
+    async def _on_error(self, error: Exception) -> None:
+        if isinstance(error, nats.errors.SlowConsumerError):
+            self.counters["slow_consumer"] += 1
+            self._listener(LinkEvent("slow_consumer", error.subject))
+            return
+        self.counters["errors"] += 1
+        self._log.debug("client error", error=str(error) or type(error).__name__)
+
+    # --- hearing ---
+
+    async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Listening:
+        """Call ``handler`` with each message, one at a time; it survives reconnects and faults of the handler."""
+
+        async def guarded(raw: ClientMsg) -> None:
+            try:
+                await handler(Msg(raw.subject, raw.data, raw.reply, raw.headers or {}))
+            except asyncio.CancelledError:
+                # The client ends a subscription whose handler raises this; only our own task's end may do so.
+                if _cancelling():
+                    raise
+                self._handler_failed(raw.subject, "cancelled")
+            except Exception as error:  # noqa: BLE001  # one bad message must not end the subscription; counted and told
+                self._handler_failed(raw.subject, repr(error))
+
+        return Listening(
+            await self._client.subscribe(
+                subject,
+                queue=queue,
+                cb=guarded,
+                pending_msgs_limit=PENDING_MESSAGES,
+                pending_bytes_limit=PENDING_BYTES,
+            )
+        )
+
+    def _handler_failed(self, subject: str, error: str) -> None:
+        self.counters["handler_failed"] += 1
+        self._log.error("handler failed", subject=subject, error=error, exc_info=True)
+        self._listener(LinkEvent("handler_failed", f"{subject}: {error}"))
+
+    def new_inbox(self) -> str:
+        return self._client.new_inbox()
+
+    # --- saying ---
+
+    async def publish(
+        self, subject: str, body: bytes, reply: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Say it once, lossy. While the link is down it is held, within bounds; raises TooLargeError, BusError."""
+        if self._client.is_connected:
+            await self._send(subject, body, reply, headers)
+        else:
+            self._hold(subject, body, reply, headers)
+
+    async def _send(self, subject: str, body: bytes, reply: str, headers: Mapping[str, str] | None) -> None:
+        before = _cancelling()
+        try:
+            await self._client.publish(subject, body, reply, dict(headers) if headers else None)
+        except nats.errors.MaxPayloadError:
+            raise TooLargeError(
+                f"{len(body)} bytes on {subject}, the server takes {self._client.max_payload}"
+            ) from None
+        except nats.errors.OutboundBufferLimitError:
+            self._hold(subject, body, reply, headers)
+        except nats.errors.Error as error:
+            raise BusError(f"publish on {subject!r}: {error}") from error
+        if _cancelling() > before:
+            # The client's flush swallows a cancellation; without this a task group would wait for ever.
+            raise asyncio.CancelledError
+
+    def _hold(self, subject: str, body: bytes, reply: str, headers: Mapping[str, str] | None) -> None:
+        self._held.append((subject, body, reply, headers))
+        self._held_bytes += len(body)
+        while len(self._held) > HELD_MESSAGES or self._held_bytes > HELD_BYTES:
+            self._held_bytes -= len(self._held.popleft()[1])
+            self.counters["dropped"] += 1
+
+    async def request(
+        self, subject: str, body: bytes, timeout_us: int, headers: Mapping[str, str] | None = None
+    ) -> Msg | NoResponders:
+        """The first answer. Raises OutcomeUnknownError after ``timeout_us`` or when the link is lost meanwhile."""
+        token = str(next(self._tokens))
+        answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(timeout_us / 1_000_000):
+                await self._up.wait()
+                self._waiting[token] = answer
+                await self._send(subject, body, f"{self._inbox}.{token}", headers)
+                found = await answer
+        except TimeoutError:
+            raise OutcomeUnknownError(f"no answer on {subject} within {timeout_us} us") from None
+        finally:
+            self._waiting.pop(token, None)
+        return NoResponders(subject) if found.status == "503" else found
+
+    async def _on_answer(self, msg: Msg) -> None:
+        waiting = self._waiting.get(msg.subject.rpartition(".")[2])
+        if waiting is not None and not waiting.done():
+            waiting.set_result(msg)
+
+    def _fail_waiting(self, why: str) -> None:
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(OutcomeUnknownError(why))
+        self._waiting.clear()
+
+    async def request_all(self, subject: str, body: bytes, wait_us: int) -> list[Msg]:
+        """Every answer that comes within ``wait_us``; [] at once when nobody listens."""
+        answers: list[Msg] = []
+        nobody = asyncio.Event()
+
+        async def on_answer(msg: Msg) -> None:
+            if msg.status == "503":
+                nobody.set()
+            else:
+                answers.append(msg)
+
+        inbox = self.new_inbox()
+        listening = await self.subscribe(inbox, on_answer)
+        try:
+            await self.publish(subject, body, reply=inbox)
+            async with asyncio.timeout(wait_us / 1_000_000):
+                await nobody.wait()
+        except TimeoutError:
+            pass
+        finally:
+            await listening.stop()
+        return answers
+
+
+def _cancelling() -> int:
+    task = asyncio.current_task()
+    return task.cancelling() if task is not None else 0
+
+
+def _ignore(event: LinkEvent) -> None:
+    del event

@@ -1,0 +1,242 @@
+"""Following a stream or a bucket in order and without gaps: a consumer of our own, made anew whenever in doubt.
+
+The client's own watchers stop at a server restart (case B10); here a gap, silence, a lost link or a deleted consumer
+ends a session, and the next one starts at the last sequence + 1, or with the whole bucket again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
+
+from shared.bus.atomic import value_of
+from shared.bus.connection import Msg
+from shared.bus.jetstream import RETRY_FIRST_S, RETRY_MOST_S, STREAM_NOT_FOUND, ApiError, JetStream, StoredMsg
+from shared.effects import KeyChanged, WatchReplayed
+from shared.errors import BusError
+from shared.log import logger
+
+HEARTBEAT_S = 1
+"""How often the server says that it has nothing to say."""
+SILENCE_S = 3.5 * HEARTBEAT_S
+"""Without a word for this long the consumer counts as gone."""
+INACTIVE_S = 10
+"""The server forgets a consumer of ours that nobody listens to any more."""
+_NS = 1_000_000_000
+
+StoredHandler = Callable[[StoredMsg], Awaitable[None]]
+Told = Callable[[str, str], None]
+"""Told why a session ended: (stream, reason)."""
+Mend = Callable[[], Awaitable[None]]
+"""Makes the streams again when one is not there."""
+
+
+def stored(msg: Msg) -> tuple[StoredMsg, int]:
+    """A message of a consumer, and its consumer sequence; both from its acknowledgement subject."""
+    tokens = msg.reply.split(".")
+    at = 4 if len(tokens) == 9 else 6  # with a domain and account there are two more in front
+    delivered, seq, consumer_seq, at_ns, pending = (int(token) for token in tokens[at : at + 5])
+    return (
+        StoredMsg(msg.subject, msg.body, seq, msg.headers, at_ns // 1000, delivered, pending, msg.reply),
+        consumer_seq,
+    )
+
+
+class _Session:
+    """One consumer from its creation until something is wrong with it."""
+
+    def __init__(self, stream: str, handler: StoredHandler, js: JetStream) -> None:
+        self._stream = stream
+        self._handler = handler
+        self._js = js
+        self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._consumer_seq = 0
+        self._heard = 0
+        self._busy = False
+
+    async def run(self, config: dict[str, Any], created: Callable[[int], Awaitable[None]]) -> str:
+        """Deliver until it breaks; returns why. ``created`` hears how many messages are there already."""
+        connection = self._js.connection
+        lost = connection.lost
+        inbox = connection.new_inbox()
+        listening = await connection.subscribe(inbox, self._on_message)
+        try:
+            usual = {
+                "deliver_subject": inbox,
+                "ack_policy": "none",
+                "max_deliver": 1,
+                "flow_control": True,
+                "idle_heartbeat": HEARTBEAT_S * _NS,
+                "inactive_threshold": INACTIVE_S * _NS,
+                "mem_storage": True,
+                "num_replicas": 1,
+            }
+            made = await self._js.call(
+                f"CONSUMER.CREATE.{self._stream}", {"stream_name": self._stream, "config": usual | config}
+            )
+            await created(int(made.get("num_pending", 0)) + int(made.get("delivered", {}).get("consumer_seq", 0)))
+            return await self._until_broken(lost)
+        finally:
+            await listening.stop()
+
+    async def _until_broken(self, lost: asyncio.Future[None]) -> str:
+        while True:
+            heard = self._heard
+            await asyncio.wait((self._broken, lost), timeout=SILENCE_S, return_when=asyncio.FIRST_COMPLETED)
+            if self._broken.done():
+                return self._broken.result()
+            if lost.done():
+                return "connection lost"
+            if heard == self._heard and not self._busy:
+                return "silence"
+
+    async def _on_message(self, msg: Msg) -> None:
+        self._heard += 1
+        if self._broken.done():
+            return
+        if msg.status:
+            await self._on_status(msg)
+            return
+        message, consumer_seq = stored(msg)
+        if consumer_seq != self._consumer_seq + 1:
+            self._break(f"gap: consumer sequence {consumer_seq} after {self._consumer_seq}")
+            return
+        self._consumer_seq = consumer_seq
+        self._busy = True
+        try:
+            await self._handler(message)
+        finally:
+            self._busy = False
+            self._heard += 1
+
+    async def _on_status(self, msg: Msg) -> None:
+        if msg.status != "100":
+            self._break(f"{msg.status} {msg.description}")
+        elif msg.reply:  # flow control: answered once everything before it was handled
+            await self._js.connection.publish(msg.reply, b"")
+        elif stalled := msg.headers.get("Nats-Consumer-Stalled"):
+            await self._js.connection.publish(stalled, b"")
+        elif int(msg.headers.get("Nats-Last-Consumer", "0")) > self._consumer_seq:
+            self._break(f"gap: heartbeat names {msg.headers['Nats-Last-Consumer']} after {self._consumer_seq}")
+
+    def _break(self, why: str) -> None:
+        if not self._broken.done():
+            self._broken.set_result(why)
+
+
+class _Endless:
+    """Session after session, for ever; what differs between following and watching is in ``_once``."""
+
+    def __init__(self, js: JetStream, stream: str, told: Told, mend: Mend) -> None:
+        self._js = js
+        self._stream = stream
+        self._told = told
+        self._mend = mend
+        self._log = logger(part="follow", stream=stream)
+
+    async def _once(self) -> str:
+        raise NotImplementedError
+
+    async def run(self) -> NoReturn:
+        wait_s = RETRY_FIRST_S
+        while True:
+            await self._js.connection.wait_up()
+            try:
+                why = await self._once()
+                wait_s = RETRY_FIRST_S
+            except ApiError as error:
+                why = str(error)
+                if error.code == STREAM_NOT_FOUND:
+                    await self._mend()
+            except BusError as error:
+                why = str(error)
+            self._log.warning("consumer made anew", why=why)
+            self._told(self._stream, why)
+            await asyncio.sleep(wait_s)
+            wait_s = min(RETRY_MOST_S, wait_s * 2)
+
+
+class Follow(_Endless):
+    """A stream from a sequence on (0: only what is new at the first session), in order, none left out."""
+
+    def __init__(
+        self,
+        js: JetStream,
+        stream: str,
+        subject: str,
+        start_seq: int,
+        handler: StoredHandler,
+        told: Told,
+        mend: Mend,
+    ) -> None:
+        super().__init__(js, stream, told, mend)
+        self._subject = subject
+        self._next = start_seq
+        self._handler = handler
+        self._made = ""
+
+    async def _once(self) -> str:
+        info = await self._js.info(self._stream)
+        if self._made and info["created"] != self._made:
+            self._next = 1  # another stream of that name: its sequences begin again
+        self._made = info["created"]
+        if not self._next:
+            self._next = int(info["state"]["last_seq"]) + 1
+        config = {
+            "filter_subject": self._subject,
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": self._next,
+        }
+        return await _Session(self._stream, self._deliver, self._js).run(config, _nothing)
+
+    async def _deliver(self, message: StoredMsg) -> None:
+        await self._handler(message)
+        self._next = message.seq + 1
+
+
+class Watch(_Endless):
+    """A bucket: every key as it is, then WatchReplayed, then every change; all of it again after any doubt."""
+
+    def __init__(
+        self,
+        js: JetStream,
+        bucket: str,
+        shown: str,
+        handler: Callable[[KeyChanged | WatchReplayed], Awaitable[None]],
+        told: Told,
+        mend: Mend,
+    ) -> None:
+        super().__init__(js, f"KV_{bucket}", told, mend)
+        self._prefix = f"$KV.{bucket}."
+        self._shown = shown
+        self._handler = handler
+
+    async def _once(self) -> str:
+        keys: set[str] = set()
+        replayed = False
+
+        async def replay_done() -> None:
+            nonlocal replayed
+            replayed = True
+            await self._handler(WatchReplayed(self._shown, frozenset(keys)))
+
+        async def deliver(message: StoredMsg) -> None:
+            key = message.subject.removeprefix(self._prefix)
+            value = value_of(message)
+            if not replayed:
+                (keys.discard if value is None else keys.add)(key)
+            await self._handler(KeyChanged(self._shown, key, value, message.seq))
+            if not replayed and message.pending == 0:
+                await replay_done()
+
+        async def created(present: int) -> None:
+            if not present:
+                await replay_done()
+
+        config = {"filter_subject": f"{self._prefix}>", "deliver_policy": "last_per_subject"}
+        return await _Session(self._stream, deliver, self._js).run(config, created)
+
+
+async def _nothing(present: int) -> None:
+    del present

@@ -1,0 +1,173 @@
+"""JetStream in its own words, JSON over requests: streams, stored publishes and reads; no consumer lives here."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shared.bus.connection import Connection, NoResponders
+from shared.errors import BusError, NoStreamError, OutcomeUnknownError
+from shared.log import logger
+from shared.streams import StreamSpec
+
+STREAM_NOT_FOUND = 10059
+STREAM_NAME_IN_USE = 10058
+NO_MESSAGE_FOUND = 10037
+CONSUMER_NOT_FOUND = 10014
+
+RETRY_FIRST_S = 0.05
+RETRY_MOST_S = 1.0
+
+_GROWING = frozenset({"max_age", "max_bytes", "num_replicas", "duplicate_window"})
+"""Limits of a stream that exists: raised, never lowered."""
+_FIXED = frozenset({"storage", "retention", "name"})
+"""What cannot be changed on a stream that exists; it stays as it was made."""
+
+
+class ApiError(BusError):
+    """The server answered with an error; ``code`` is JetStream's own (10071 …), ``status`` like HTTP's."""
+
+    def __init__(self, what: str, error: Mapping[str, Any]) -> None:
+        self.code = int(error.get("err_code", 0))
+        self.status = int(error.get("code", 0))
+        super().__init__(f"{what}: {error.get('description', 'no description')} ({self.code})")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """That a message was stored, at which sequence; ``duplicate``: the same Nats-Msg-Id was there already."""
+
+    seq: int
+    duplicate: bool = False
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMsg:
+    """A message of a stream; ``delivered`` counts its deliveries (work only), ``pending`` what is still to come."""
+
+    subject: str
+    body: bytes
+    seq: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    at_us: int = 0
+    delivered: int = 1
+    pending: int = 0
+    reply: str = ""
+
+
+class JetStream:
+    """Calls on one connection."""
+
+    def __init__(self, connection: Connection, timeout_us: int) -> None:
+        self.connection = connection
+        self.timeout_us = timeout_us
+        self._log = logger(part="jetstream")
+
+    async def call(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """One API request; raises ApiError, BusError without JetStream, OutcomeUnknownError on a time-out."""
+        payload = json.dumps(body).encode() if body is not None else b""
+        answer = await self.connection.request(f"$JS.API.{path}", payload, self.timeout_us)
+        if isinstance(answer, NoResponders):
+            raise BusError(f"{path}: JetStream does not answer on this server")
+        found: dict[str, Any] = json.loads(answer.body)
+        if error := found.get("error"):
+            raise ApiError(path, error)
+        return found
+
+    async def store(self, subject: str, body: bytes, headers: Mapping[str, str]) -> Stored:
+        """Publish and wait until it is stored; raises as ``call`` does, and NoStreamError (case B5)."""
+        answer = await self.connection.request(subject, body, self.timeout_us, headers)
+        if isinstance(answer, NoResponders):
+            raise NoStreamError(f"no stream takes {subject}")
+        found = json.loads(answer.body)
+        if error := found.get("error"):
+            raise ApiError(subject, error)
+        return Stored(found["seq"], bool(found.get("duplicate")), int(found.get("count", 1)))
+
+    async def last(self, stream: str, subject: str) -> StoredMsg | None:
+        """The last message of a subject, read from the stream's leader (never from a replica that lags behind)."""
+        try:
+            found = await self.call(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
+        except ApiError as error:
+            if error.code == NO_MESSAGE_FOUND:
+                return None
+            raise
+        message = found["message"]
+        headers = parse_headers(base64.b64decode(message.get("hdrs", "")))
+        return StoredMsg(message["subject"], base64.b64decode(message.get("data", "")), message["seq"], headers)
+
+    async def info(self, stream: str) -> dict[str, Any]:
+        return await self.call(f"STREAM.INFO.{stream}")
+
+    async def ensure(self, specs: Iterable[StreamSpec]) -> None:
+        """Make or mend each stream; tries until the server lets it, since JetStream may still be starting."""
+        for spec in specs:
+            wait_s = RETRY_FIRST_S
+            while True:
+                try:
+                    await self._ensure_one(spec)
+                    break
+                except ApiError as error:
+                    if error.status != 503:
+                        raise
+                    self._log.warning("stream not ready", stream=spec.name, error=str(error))
+                except (OutcomeUnknownError, BusError) as error:
+                    self._log.warning("stream not ready", stream=spec.name, error=str(error))
+                await asyncio.sleep(wait_s)
+                wait_s = min(RETRY_MOST_S, wait_s * 2)
+
+    async def _ensure_one(self, spec: StreamSpec) -> None:
+        try:
+            found = await self.info(spec.name)
+        except ApiError as error:
+            if error.code != STREAM_NOT_FOUND:
+                raise
+            found = await self._create(spec)
+        config = found["config"]
+        if config["subjects"] != spec.config["subjects"]:
+            raise ForeignStreamError(f"{spec.name}: holds {config['subjects']}, needed {spec.config['subjects']}")
+        if changes := missing(spec.config, config):
+            await self.call(f"STREAM.UPDATE.{spec.name}", config | changes)
+
+    async def _create(self, spec: StreamSpec) -> dict[str, Any]:
+        try:
+            return await self.call(f"STREAM.CREATE.{spec.name}", spec.config)
+        except ApiError as error:
+            if error.code != STREAM_NAME_IN_USE:
+                raise
+            return await self.info(spec.name)  # another process was faster, with other limits
+
+
+class ForeignStreamError(ApiError):
+    """A stream of that name holds other subjects: it is not ours to change."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, {"description": "not our stream", "err_code": STREAM_NAME_IN_USE, "code": 400})
+
+
+def missing(want: Mapping[str, Any], have: Mapping[str, Any]) -> dict[str, Any]:
+    """What an existing stream needs changed: limits only grow, what cannot change stays."""
+    changes = {}
+    for key, value in want.items():
+        present = have.get(key)
+        if key in _FIXED or present == value:
+            continue
+        if key in _GROWING:
+            # 0 and -1 mean without limit: nothing is larger
+            if present in (0, -1, None) and key in ("max_age", "max_bytes"):
+                continue
+            if present is not None and present >= value:
+                continue
+        changes[key] = value
+    return changes
+
+
+def parse_headers(block: bytes) -> dict[str, str]:
+    """The headers of a stored message from their wire form."""
+    lines = block.decode("utf-8", "replace").split("\r\n")[1:]
+    return {name.strip(): value.strip() for name, found, value in (line.partition(":") for line in lines) if found}

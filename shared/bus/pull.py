@@ -1,0 +1,179 @@
+"""Sharing the messages of a stream among workers: one durable consumer, each message acknowledged by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
+
+from shared.bus.connection import Msg
+from shared.bus.follow import StoredHandler, Told, stored
+from shared.bus.jetstream import RETRY_FIRST_S, RETRY_MOST_S, STREAM_NOT_FOUND, ApiError, JetStream
+from shared.errors import BusError
+from shared.log import logger
+
+ACK_WAIT_S = 10
+"""A message not acknowledged within it goes to another worker."""
+MAX_ACK_PENDING = 20_000
+BATCH = 256
+EXPIRES_S = 5
+HEARTBEAT_S = 1
+SILENCE_S = 3.5
+KEPT_TOKENS = 65_536
+"""Messages that a worker may have unacknowledged; of older ones the token is forgotten and they come again."""
+_NS = 1_000_000_000
+
+
+class Acks:
+    """How messages that were handed out are acknowledged: a token each, good until used or 65,536 later."""
+
+    def __init__(self, js: JetStream) -> None:
+        self._js = js
+        self._replies: dict[int, str] = {}
+        self._tokens = itertools.count(1)
+
+    def token(self, reply: str) -> int:
+        token = next(self._tokens)
+        self._replies[token] = reply
+        if len(self._replies) > KEPT_TOKENS:
+            del self._replies[next(iter(self._replies))]
+        return token
+
+    async def ack(self, token: int, delay_us: int | None = None) -> None:
+        """Done with it; with ``delay_us``: bring it again after that. A token used before is ignored (case B19)."""
+        reply = self._replies.pop(token, None)
+        if reply is None:
+            return
+        body = b"+ACK" if delay_us is None else b"-NAK " + json.dumps({"delay": delay_us * 1000}).encode()
+        await self._js.connection.publish(reply, body)
+
+
+class Pull:
+    """Ask for messages again and again, over restarts of the server and a deleted consumer."""
+
+    def __init__(
+        self,
+        js: JetStream,
+        stream: str,
+        durable: str,
+        handler: StoredHandler,
+        told: Told,
+        mend: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._js = js
+        self._stream = stream
+        self._durable = durable
+        self._handler = handler
+        self._told = told
+        self._mend = mend
+        self._log = logger(part="pull", stream=stream, durable=durable)
+
+    async def run(self) -> NoReturn:
+        wait_s = RETRY_FIRST_S
+        while True:
+            await self._js.connection.wait_up()
+            try:
+                await self._create()
+                why = await self._session()
+                wait_s = RETRY_FIRST_S
+            except ApiError as error:
+                why = str(error)
+                if error.code == STREAM_NOT_FOUND:
+                    await self._mend()
+            except BusError as error:
+                why = str(error)
+            self._log.warning("pulling again", why=why)
+            self._told(self._stream, why)
+            await asyncio.sleep(wait_s)
+            wait_s = min(RETRY_MOST_S, wait_s * 2)
+
+    async def _create(self) -> None:
+        """The same for every worker, so whoever comes first makes it."""
+        config: dict[str, Any] = {
+            "durable_name": self._durable,
+            "name": self._durable,
+            "ack_policy": "explicit",
+            "ack_wait": ACK_WAIT_S * _NS,
+            "max_ack_pending": MAX_ACK_PENDING,
+            "deliver_policy": "all",
+            "max_deliver": -1,
+        }
+        path = f"{self._stream}.{self._durable}"
+        try:
+            await self._js.call(f"CONSUMER.CREATE.{path}", {"stream_name": self._stream, "config": config})
+        except ApiError as error:
+            self._log.warning("consumer kept as it is", error=str(error))
+            await self._js.call(f"CONSUMER.INFO.{path}")
+
+    async def _session(self) -> str:
+        """Pull after pull on one link; returns why it had to end."""
+        connection = self._js.connection
+        lost = connection.lost
+        request = _Request(self._handler)
+        inbox = connection.new_inbox()
+        listening = await connection.subscribe(f"{inbox}.*", request.on_message)
+        try:
+            for number in itertools.count(1):
+                request.begin()
+                body = json.dumps({"batch": BATCH, "expires": EXPIRES_S * _NS, "idle_heartbeat": HEARTBEAT_S * _NS})
+                subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._durable}"
+                await connection.publish(subject, body.encode(), reply=f"{inbox}.{number}")
+                if why := await request.ended(lost):
+                    return why
+        finally:
+            await listening.stop()
+        raise AssertionError("counting never ends")
+
+
+class _Request:
+    """One request for a batch: it ends when it is full, runs out, or something is wrong."""
+
+    def __init__(self, handler: StoredHandler) -> None:
+        self._handler = handler
+        self._left = 0
+        self._heard = 0
+        self._busy = False
+        self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def begin(self) -> None:
+        self._left = BATCH
+        self._end = asyncio.get_running_loop().create_future()
+
+    async def ended(self, lost: asyncio.Future[None]) -> str:
+        """ "" when the next one may follow, else why not."""
+        while True:
+            heard = self._heard
+            await asyncio.wait((self._end, lost), timeout=SILENCE_S, return_when=asyncio.FIRST_COMPLETED)
+            if self._end.done():
+                return self._end.result()
+            if lost.done():
+                return "connection lost"
+            if heard == self._heard and not self._busy:
+                return "silence"
+
+    async def on_message(self, msg: Msg) -> None:
+        self._heard += 1
+        if msg.status:
+            self._on_status(msg)
+            return
+        self._busy = True
+        try:
+            await self._handler(stored(msg)[0])
+        finally:
+            self._busy = False
+            self._heard += 1
+            self._left -= 1
+            if self._left == 0:
+                self._finish("")
+
+    def _on_status(self, msg: Msg) -> None:
+        if msg.status in {"404", "408"} or (msg.status == "409" and "Batch Completed" in msg.description):
+            self._finish("")
+        elif msg.status != "100":
+            self._finish(f"{msg.status} {msg.description}")
+
+    def _finish(self, why: str) -> None:
+        if not self._end.done():
+            self._end.set_result(why)

@@ -1,0 +1,43 @@
+"""How every process logs: structlog to stderr, one JSON object a line or text for people; no service lives here."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, Literal, cast
+
+import structlog
+
+Logger = structlog.typing.FilteringBoundLogger
+
+
+def configure(level: str = "info", style: Literal["json", "console"] = "json") -> None:
+    """Send what this process logs to stderr; the standard library's loggers (nats, asyncio) go the same way."""
+    number = logging.getLevelNamesMapping()[level.upper()]
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    last: list[Any] = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    if style == "json":
+        last = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+    structlog.configure(
+        processors=[*shared, *last],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    formatter = structlog.stdlib.ProcessorFormatter(processors=[*_of_stdlib(), *last], foreign_pre_chain=shared)
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=max(number, logging.WARNING), handlers=[handler], force=True)
+
+
+def _of_stdlib() -> list[Any]:
+    return [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
+
+
+def logger(**bound: object) -> Logger:
+    """A logger that says ``bound`` with every line."""
+    return cast(Logger, structlog.get_logger(**bound))

@@ -1,0 +1,117 @@
+"""A real nats-server for tests: free port, JetStream in a folder of its own, stopped and restarted at will."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+START_TIMEOUT_S = 15.0
+
+
+def executable() -> str:
+    """Where the nats-server of the environment lies; raises FileNotFoundError."""
+    beside = Path(sys.executable).parent / "nats-server"
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise FileNotFoundError("nats-server: not beside the interpreter and not on PATH")
+    return found
+
+
+class NatsServer:
+    """One server process; ``folder`` keeps its store, its log and its ports file over restarts."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._folder = folder
+        self._arguments = arguments
+        self._port = -1
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the server was not started"
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        return (self._folder / "server.log").read_text(errors="replace")
+
+    def start(self) -> Self:
+        """Start, or start again on the same port with the same store; returns when it takes connections."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(self._command(), stdout=log, stderr=log, start_new_session=True)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"nats-server did not start: {self.log[-2000:]}")
+            time.sleep(0.01)
+        return self
+
+    def _command(self) -> list[str]:
+        store, port = str(self._folder / "store"), str(self._port)
+        return [
+            *(executable(), "-a", "127.0.0.1", "-p", port, "-js", "-sd", store),
+            *("--ports_file_dir", str(self._folder), *self._arguments),
+        ]
+
+    def _answers(self) -> bool:
+        ports = self._folder / f"nats-server_{self.pid}.ports"
+        try:
+            self._port = int(json.loads(ports.read_text())["nats"][0].rsplit(":", 1)[1])
+            with socket.create_connection(("127.0.0.1", self._port), timeout=1) as connection:
+                return connection.recv(4) == b"INFO"
+        except (OSError, ValueError, LookupError):
+            return False
+
+    def terminate(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is flushed, nobody is told."""
+        self._end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open and nothing answers."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def restart(self, kill: bool = False) -> None:
+        (self.kill if kill else self.terminate)()
+        self.start()
+
+    def stop(self) -> None:
+        """End it whatever its state; harmless when it is not running."""
+        if self._process is not None and self._process.poll() is None:
+            self._signal(signal.SIGCONT)
+            self.kill()
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None, "the server was not started"
+        self._process.send_signal(number)
+
+    def _end(self, number: signal.Signals) -> None:
+        self._signal(number)
+        assert self._process is not None
+        self._process.wait(timeout=START_TIMEOUT_S)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
