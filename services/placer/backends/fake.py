@@ -1,0 +1,256 @@
+"""A backend that runs nothing: containers are files, and a request's environment says how each one behaves.
+
+It is a real driver, for nodes that exist on paper: several placers share its state directory, and what is in there
+survives them. A request that it is given may say in ``env``, as whole numbers:
+
+========================  ========================================================================================
+FAKE_START_FAILS          the first n generations fail to start; ``always``: all of them
+FAKE_START_US             how long a start takes
+FAKE_EXIT_AFTER_US        it exits by itself that long after its start
+FAKE_EXIT_CODE            with this code (0)
+FAKE_IGNORE_TERM          ``1``: a stop takes the whole grace
+========================  ========================================================================================
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from services.placer.backends.base import Seen, StartSpec
+from services.placer.backends.folder import folder_name, write_whole
+from services.placer.backends.wake import Wake
+from services.placer.core.capabilities import Capabilities
+from shared.clock import Clock, SystemClock
+from shared.errors import BackendError, FieldError
+from shared.messages.base import Message
+from shared.messages.ledger import ContainerLabels
+
+EVERYTHING = Capabilities(images=True, volumes=True, ports=True, secrets=True, user=True, shm=True, pods=True)
+RESCAN_US = 100_000
+"""How often ``watch`` looks for what other placers started."""
+_count = itertools.count()
+
+
+class Behaviour(Message):
+    """What the environment of a request asks of the fake."""
+
+    start_fails: int | None = Field(default=0, ge=0)
+    """Generations; None is all."""
+    start_us: int = Field(default=0, ge=0)
+    exit_after_us: int | None = Field(default=None, ge=0)
+    exit_code: int = 0
+    ignore_term: bool = False
+
+    @classmethod
+    def of(cls, env: Mapping[str, object]) -> Behaviour:
+        """BackendError where a value is no whole number; unknown names are not ours."""
+        fails = env.get("FAKE_START_FAILS", "0")
+        after = env.get("FAKE_EXIT_AFTER_US")
+        return cls(
+            start_fails=None if fails == "always" else _number("FAKE_START_FAILS", fails),
+            start_us=_number("FAKE_START_US", env.get("FAKE_START_US", "0")),
+            exit_after_us=None if after is None else _number("FAKE_EXIT_AFTER_US", after),
+            exit_code=_number("FAKE_EXIT_CODE", env.get("FAKE_EXIT_CODE", "0")),
+            ignore_term=env.get("FAKE_IGNORE_TERM", "") == "1",
+        )
+
+
+class _Record(Message):
+    """One container: written once, by the start, and replaced only by ``kill``."""
+
+    labels: ContainerLabels
+    exit_at_us: int | None
+    exit_code: int | None
+    ignore_term: bool
+
+    def seen(self, now_us: int) -> Seen:
+        exited = self.exit_at_us is not None and self.exit_at_us <= now_us
+        node, container = self.labels.node, self.labels.container
+        if exited:
+            return Seen(node, container, self.labels, "exited", exit_code=self.exit_code)
+        return Seen(node, container, self.labels, "running")
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A record and which version of its file it was read from."""
+
+    version: tuple[int, int]
+    record: _Record
+
+
+class FakeBackend:
+    """``calls`` records what was asked, in order; an error put into ``next_error`` is raised by the next call."""
+
+    name = "fake"
+
+    def __init__(
+        self,
+        state_root: Path,
+        ring_root: Path | None = None,
+        *,
+        clock: Clock | None = None,
+        stop_grace_us: int = 5_000_000,
+        capabilities: Capabilities = EVERYTHING,
+    ) -> None:
+        """With a ``ring_root`` it writes there what a monitor expects. All placers' clocks must be the machine's."""
+        self.capabilities = capabilities
+        self.calls: list[tuple[str, str]] = []
+        self.next_error: BackendError | None = None
+        self._state_root = state_root
+        self._ring_root = ring_root
+        self._clock = clock or SystemClock()
+        self._stop_grace_us = stop_grace_us
+        self._wakes: set[Wake] = set()
+        self._read: dict[Path, _Read] = {}
+
+    async def start(self, spec: StartSpec) -> Seen:
+        """See Backend."""
+        self._called("start", spec.labels.container)
+        path = self._path(spec.labels.node, spec.labels.container)
+        if (found := self._load(path)) is None:
+            await self._begin(path, spec)
+            found = self._load(path)
+        for wake in self._wakes:
+            wake.call()
+        if found is None:
+            raise BackendError(f"{spec.labels.container} was stopped while it started")
+        return found.seen(self._clock.now_us())
+
+    async def stop(self, node: str, container: str) -> None:
+        """See Backend."""
+        self._called("stop", container)
+        path = self._path(node, container)
+        found = self._load(path)
+        if found is not None and found.ignore_term and found.seen(self._clock.now_us()).state == "running":
+            await self._clock.sleep_us(self._stop_grace_us)
+        path.unlink(missing_ok=True)
+
+    async def list(self, node: str) -> list[Seen]:
+        """See Backend."""
+        self._called("list", node)
+        now_us = self._clock.now_us()
+        return [record.seen(now_us) for _, record in self._records(self._state_root / folder_name(node))]
+
+    async def watch(self, post: Callable[[Seen], None]) -> None:
+        """See Backend."""
+        posted: set[tuple[Path, tuple[int, int]]] = set()
+        wake = Wake(self._clock)
+        self._wakes.add(wake)
+        try:
+            while True:
+                now_us = self._clock.now_us()
+                everything = self._everywhere()
+                exited = {k: r.seen(now_us) for k, r in everything.items() if r.seen(now_us).state == "exited"}
+                for key in exited.keys() - posted:
+                    post(exited[key])
+                posted = set(exited)
+                ends = [r.exit_at_us - now_us for k, r in everything.items() if r.exit_at_us and k not in exited]
+                await wake.wait(min([RESCAN_US, *ends]))
+        finally:
+            self._wakes.discard(wake)
+
+    async def remove(self, node: str, container: str) -> None:
+        """See Backend."""
+        self._called("remove", container)
+        path = self._path(node, container)
+        found = self._load(path)
+        if found is not None and found.seen(self._clock.now_us()).state == "exited":
+            path.unlink(missing_ok=True)
+
+    def kill(self, node: str, container: str, exit_code: int | None = 137) -> None:
+        """What the world does to a container: it ends now, with that code (None: nobody saw it)."""
+        path = self._path(node, container)
+        if (found := self._load(path)) is None:
+            raise BackendError(f"{container} is not on {node}")
+        update = {"exit_at_us": self._clock.now_us(), "exit_code": exit_code}
+        write_whole(path, found.model_copy(update=update).model_dump_json().encode())
+        for wake in self._wakes:
+            wake.call()
+
+    async def _begin(self, path: Path, spec: StartSpec) -> None:
+        env = {**spec.request.env, **spec.env}
+        behaviour = Behaviour.of(env)
+        await self._clock.sleep_us(behaviour.start_us)
+        if behaviour.start_fails is None or spec.labels.reservation.generation <= behaviour.start_fails:
+            raise BackendError("the fake was told to fail: FAKE_START_FAILS")
+        after_us = behaviour.exit_after_us
+        record = _Record(
+            labels=spec.labels,
+            exit_at_us=None if after_us is None else self._clock.now_us() + after_us,
+            exit_code=behaviour.exit_code,
+            ignore_term=behaviour.ignore_term,
+        )
+        self._write_labels(spec.labels)
+        _write_once(path, record.model_dump_json().encode())
+
+    def _write_labels(self, labels: ContainerLabels) -> None:
+        if self._ring_root is not None:
+            ring = self._ring_root / folder_name(labels.container)
+            ring.mkdir(parents=True, exist_ok=True)
+            write_whole(ring / "container.json", labels.to_json())
+
+    def _called(self, method: str, about: str) -> None:
+        self.calls.append((method, about))
+        error, self.next_error = self.next_error, None
+        if error is not None:
+            raise error
+
+    def _path(self, node: str, container: str) -> Path:
+        return self._state_root / folder_name(node) / f"{folder_name(container)}.json"
+
+    def _load(self, path: Path) -> _Record | None:
+        """The record; None where there is none, or where somebody spoiled it."""
+        try:
+            status = path.stat()
+            version = (status.st_ino, status.st_mtime_ns)
+            known = self._read.get(path)
+            if known is None or known.version != version:
+                known = self._read[path] = _Read(version, _Record.trusted(path.read_bytes()))
+        except (FileNotFoundError, FieldError):
+            self._read.pop(path, None)
+            return None
+        return known.record
+
+    def _records(self, folder: Path) -> list[tuple[Path, _Record]]:
+        try:
+            names = [name for name in os.listdir(folder) if not name.startswith(".")]
+        except FileNotFoundError:
+            return []
+        found = ((folder / name, self._load(folder / name)) for name in sorted(names))
+        return [(path, record) for path, record in found if record is not None]
+
+    def _everywhere(self) -> dict[tuple[Path, tuple[int, int]], _Record]:
+        """All records of all nodes, keyed so that another start of the same name has another key."""
+        try:
+            nodes = os.listdir(self._state_root)
+        except FileNotFoundError:
+            return {}
+        everything = [entry for node in nodes for entry in self._records(self._state_root / node)]
+        return {(path, self._read[path].version): record for path, record in everything}
+
+
+def _number(name: str, text: object) -> int:
+    try:
+        return int(str(text))
+    except ValueError:
+        raise BackendError(f"env {name}: found {text!r}, allowed: a whole number") from None
+
+
+def _write_once(path: Path, body: bytes) -> None:
+    """Whole or not at all, and by one only: who comes second leaves the first one's."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{os.getpid()}.{next(_count)}")
+    new.write_bytes(body)
+    try:
+        path.hardlink_to(new)
+    except FileExistsError:
+        return
+    finally:
+        new.unlink()
