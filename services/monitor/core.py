@@ -1,0 +1,285 @@
+"""The monitor's decisions: which task events to publish and when, what to tell of the node; no file, no clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from services.monitor.batches import Pile, Piles
+from services.monitor.devices import Devices, checked, coverage, whole
+from services.monitor.open_tasks import BEGIN, END, OpenTasks, RingRows, Row
+from services.monitor.probes.base import STALE, Capacity, ContainerReading, Reading, Snapshot
+from shared.effects import Draining, Effect, Emit, Publish, Tick
+from shared.messages import ContainerMetrics, DeviceMetrics, Measured, NodeMetrics, TaskBatch, TaskEventKind
+from shared.subjects import Subjects
+
+BATCH_TYPE: Final = "laxity.task.batch"
+METRICS: Final = "metrics"
+"""Name of the timer of the heartbeat."""
+MAX_PID: Final = 1 << 22
+"""The largest pid that Linux gives out."""
+
+
+@dataclass(frozen=True, slots=True)
+class RingsRead:
+    """The rings were read. ``clock_us`` is CLOCK_MONOTONIC, read before the first of them.
+
+    ``vanished``: rings that cannot be read any more, by ring id. ``counts``: what the reader refused, by reason.
+    """
+
+    clock_us: int
+    wall_us: int
+    reads: tuple[RingRows, ...] = ()
+    vanished: tuple[str, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """A cycle of the probe ended well."""
+
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeFailed:
+    """A cycle of the probe gave nothing: it raised (``error``) or it is still running after its deadline (``hung``)."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Effect: the core wants a RingsRead by ``at_us``, also when no ring has news."""
+
+    at_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Effect: the ring is done with. Its file may go once batch ``counter`` is stored, and not before."""
+
+    ring: str
+    counter: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long things may take, in microseconds; the reasons stand in the settings."""
+
+    batch_us: int = 20_000
+    watermark_us: int = 1_000_000
+    period_us: int = 1_000_000
+    stale_after_us: int = 3_000_000
+
+
+class Core:
+    """One node. Nothing is kept over a restart: rings are read again under a new start id, the tracker counts once."""
+
+    def __init__(
+        self,
+        node: str,
+        start_id: str,
+        boot_id: str,
+        capacity: Capacity,
+        *,
+        subjects: Subjects | None = None,
+        labels: Mapping[str, str] | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.node, self.start_id, self.boot_id = node, start_id, boot_id
+        self.limits = limits or Limits()
+        self._capacity = capacity
+        self._subjects = subjects or Subjects()
+        self._labels = dict(labels or {})
+        self._rings: dict[str, OpenTasks] = {}
+        self._piles = Piles()
+        self._pile_since_us: int | None = None
+        self._counter = 0
+        self._watermark_us = 0
+        self._told_us: int | None = None
+        self._heartbeats = 0
+        self._devices = Devices(self.limits.stale_after_us)
+        self._snapshot: Snapshot | None = None
+        self._snapshot_us = 0
+        self._last = RingsRead(0, 0)
+        self._counts: Counter[str] = Counter()
+
+    def handle(self, event: object, now_us: int) -> list[Effect]:
+        """What to do about one event. Others than the monitor's own concern nothing here."""
+        match event:
+            case RingsRead():
+                return self._take(event)
+            case Tick() if event.name == METRICS:
+                return [self._heartbeat(now_us, event.wall_us, draining=False)]
+            case Probed():
+                self._devices.take(event.snapshot, now_us)
+                self._snapshot, self._snapshot_us = event.snapshot, now_us
+            case ProbeFailed():
+                self._counts[f"probe.{event.reason}"] += 1
+            case Draining():
+                return [*self._flush(self._last), self._heartbeat(now_us, self._last.wall_us, draining=True)]
+        return []
+
+    def check(self) -> None:
+        """Assert the invariants of the task protocol and of the devices."""
+        for ring, tasks in self._rings.items():
+            tasks.check()
+            assert ring == tasks.info.ring, "a ring under the id of another"
+            assert not tasks.closed, "a closed ring is kept after its batch"
+        assert self._watermark_us <= self._last.clock_us, "a watermark beyond the last reading of the clock"
+        assert (self._pile_since_us is None) == (not self._piles), "rows without their age"
+        self._devices.check()
+
+    def story(self, id: str) -> list[str]:  # noqa: A002 - the name that every core gives it
+        """What is known of a ring, of all rings of a container, or of one open task (``<ring>/<begin seq>``)."""
+        return [
+            line
+            for ring, tasks in self._rings.items()
+            if id.partition("/")[0] in (ring, tasks.info.container)
+            for line in _told(ring, tasks, id.partition("/")[2])
+        ]
+
+    def _take(self, event: RingsRead) -> list[Effect]:
+        """One reading of all rings. Decisions are published at once, begins and ends may gather for a moment."""
+        self._last = event
+        taken = [self._take_ring(read, event.clock_us) for read in event.reads]
+        taken += [self._take_vanished(ring, event.clock_us) for ring in event.vanished if ring in self._rings]
+        if self._piles and self._pile_since_us is None:
+            self._pile_since_us = event.clock_us
+        decided = any(row.kind not in (BEGIN, END) for rows in taken for row in rows)
+        flushed = self._flush(event) if decided or self._is_time(event.clock_us) else []
+        closed = [ring for ring, tasks in self._rings.items() if tasks.closed]
+        for ring in closed:
+            del self._rings[ring]
+        forget = [Forget(ring, self._counter) for ring in closed]
+        return [*flushed, *forget, Wake(self._wake_us(event.clock_us))]
+
+    def _take_ring(self, read: RingRows, clock_us: int) -> list[Row]:
+        tasks = self._rings.setdefault(read.info.ring, OpenTasks(read.info))
+        before = tasks.lost_records
+        rows = tasks.take(read, clock_us)
+        return self._pile(tasks, rows, tasks.lost_records - before)
+
+    def _take_vanished(self, ring: str, clock_us: int) -> list[Row]:
+        tasks = self._rings[ring]
+        return self._pile(tasks, [] if tasks.closed else tasks.vanish(clock_us), 0)
+
+    def _pile(self, tasks: OpenTasks, rows: list[Row], lost: int) -> list[Row]:
+        self._piles.add(tasks.info, rows, lost)
+        self._counts.update(f"tasks.{TaskEventKind(row.kind).name.lower()}" for row in rows)
+        if lost:
+            self._counts["tasks.lost_records"] += lost
+        return rows
+
+    def _is_time(self, clock_us: int) -> bool:
+        """Whether a batch is due although nothing was decided: rows have waited, or readers wait for a watermark."""
+        if self._pile_since_us is not None and clock_us >= self._pile_since_us + self.limits.batch_us:
+            return True
+        return self._piles.full or self._told_us is None or clock_us >= self._told_us + self.limits.watermark_us
+
+    def _wake_us(self, clock_us: int) -> int:
+        """When the rings must be read again although none has news."""
+        told_us = clock_us if self._told_us is None else self._told_us
+        wanted = [told_us + self.limits.watermark_us]
+        if self._pile_since_us is not None:
+            wanted.append(self._pile_since_us + self.limits.batch_us)
+        wanted += [due_us + 1 for tasks in self._rings.values() if (due_us := tasks.next_due_us) is not None]
+        return min(wanted)
+
+    def _flush(self, event: RingsRead) -> list[Effect]:
+        """Everything gathered, in order. Only the last batch may say that all up to this reading has been taken."""
+        piles = self._piles.take()
+        self._pile_since_us, self._told_us = None, event.clock_us
+        publishes: list[Effect] = []
+        for index, pile in enumerate(piles, start=1):
+            if index == len(piles):
+                self._watermark_us = max(self._watermark_us, event.clock_us)
+            publishes.append(self._publish(pile, event.wall_us))
+        return publishes
+
+    def _publish(self, pile: Pile, wall_us: int) -> Publish:
+        self._counter += 1
+        batch = TaskBatch(
+            node=self.node,
+            start_id=self.start_id,
+            counter=self._counter,
+            boot_id=self.boot_id,
+            at_us=wall_us,
+            watermark_us=self._watermark_us,
+            **pile.fields(),
+        )
+        return Publish(self._subjects.task_events(self.node), batch, batch.batch_id, BATCH_TYPE, chained=True)
+
+    def _heartbeat(self, now_us: int, wall_us: int, *, draining: bool) -> Emit:
+        self._heartbeats += 1
+        devices = self._devices.metrics(now_us)
+        body = NodeMetrics(
+            node=self.node,
+            start_id=self.start_id,
+            counter=self._heartbeats,
+            at_us=wall_us,
+            mono_us=now_us,
+            period_us=self.limits.period_us,
+            devices=devices,
+            containers=self._containers(now_us),
+            labels=self._labels,
+            cpu_milli=self._capacity.cpu_milli,
+            memory_mib=self._capacity.memory_mib,
+            foreign_cpu_milli=whole(self._node_value("foreign_cpu_milli", now_us)),
+            foreign_memory_mib=whole(self._node_value("foreign_memory_mib", now_us)),
+            counters=self._counters(devices),
+            draining=draining,
+        )
+        return Emit(self._subjects.metrics(self.node), body)
+
+    def _fresh(self, now_us: int) -> Snapshot | None:
+        """The last snapshot unless it is too old to be told as the present."""
+        return self._snapshot if now_us - self._snapshot_us <= self.limits.stale_after_us else None
+
+    def _node_value(self, field: str, now_us: int) -> Measured:
+        snapshot = self._fresh(now_us)
+        reading: Reading = getattr(snapshot, field) if snapshot else Reading(None, STALE)
+        return checked(field, reading, self._counts)
+
+    def _containers(self, now_us: int) -> tuple[ContainerMetrics, ...]:
+        """What the probe saw, and containers that it did not see but whose rings are read."""
+        snapshot = self._fresh(now_us)
+        seen = {reading.container: self._container(reading) for reading in (snapshot.containers if snapshot else ())}
+        for tasks in self._rings.values():
+            pids = (tasks.pid,) if tasks.pid else ()
+            info = tasks.info
+            seen.setdefault(
+                info.container, ContainerMetrics(container=info.container, request_id=info.request_id, pids=pids)
+            )
+        return tuple(seen[container] for container in sorted(seen))
+
+    def _container(self, reading: ContainerReading) -> ContainerMetrics:
+        return ContainerMetrics(
+            container=reading.container,
+            request_id=reading.request_id,
+            pids=tuple(pid for pid in reading.pids if 0 < pid <= MAX_PID),
+            cpu_ratio=checked("cpu_ratio", reading.cpu_ratio, self._counts),
+            memory_mib=checked("memory_mib", reading.memory_mib, self._counts),
+        )
+
+    def _counters(self, devices: Sequence[DeviceMetrics]) -> dict[str, int]:
+        fields, known = coverage(devices)
+        rings = {f"rings.{reason}": count for reason, count in self._last.counts.items()}
+        probe = {f"probe.{name}": count for name, count in (self._snapshot.counts if self._snapshot else {}).items()}
+        now = {"probe.fields": fields, "probe.fields_known": known, "rings.open": len(self._rings)}
+        return {**self._counts, **self._devices.counts, **rings, **probe, **now}
+
+
+def _told(ring: str, tasks: OpenTasks, seq: str) -> list[str]:
+    """The lines of a story about one ring; only those of one task where ``seq`` names one."""
+    counts = ", ".join(f"{TaskEventKind(kind).name.lower()} {count}" for kind, count in sorted(tasks.counts.items()))
+    lines = [f"ring {ring} of {tasks.info.container}: read to {tasks.last_seq}; {counts or 'nothing'}"]
+    for begin, overdue in tasks.open_tasks():
+        if seq in ("", str(begin.seq)):
+            due_us = begin.stamp_us + begin.deadline_us
+            state = "written overdue, still open" if overdue else "open"
+            lines.append(f"task {begin.seq} {begin.name}: begun at {begin.stamp_us} us, due at {due_us} us, {state}")
+    return lines

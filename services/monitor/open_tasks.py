@@ -1,0 +1,178 @@
+"""The open tasks of one ring and what each read of it decides about them (DESIGN 7); no batches, no files."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from shared.messages import RingInfo, TaskEventKind
+
+GUARD_US: Final = 1_000
+"""How far past its deadline a task must be before it is called overdue (DESIGN 7): a record is written a little after
+the stamp that it carries."""
+MAX_OPEN: Final = 65_536
+"""Open tasks remembered per ring; a writer that never ends its tasks has the oldest ones counted as lost."""
+
+BEGIN, END = TaskEventKind.BEGIN.value, TaskEventKind.END.value
+OVERDUE, ABORTED = TaskEventKind.OVERDUE.value, TaskEventKind.ABORTED.value
+LOST, CLOSED = TaskEventKind.LOST.value, TaskEventKind.CLOSED.value
+
+
+class Row(NamedTuple):
+    """One task event: a row of TaskBatch."""
+
+    kind: int
+    seq: int
+    begin_seq: int
+    task: int
+    stamp_us: int
+    deadline_us: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RingRows:
+    """What one read of one ring took, in the order of ``seq``; ``kind`` is BEGIN or END.
+
+    ``lost`` counts the records that were gone before they could be taken. Everything up to ``taken`` is here or lost;
+    what lies between ``taken`` and ``head`` comes with the next read. ``writer_gone`` was asked before the read.
+    """
+
+    info: RingInfo
+    rows: tuple[Row, ...] = ()
+    lost: int = 0
+    taken: int = 0
+    head: int = 0
+    writer_gone: bool = False
+    pid: int | None = None
+    inherited: bool = False
+    """The ring is older than this monitor: another one may have read it before."""
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self.rows or self.lost or self.writer_gone)
+
+
+@dataclass(slots=True)
+class _Open:
+    begin: Row
+    overdue: bool = False
+
+
+@dataclass(slots=True)
+class OpenTasks:
+    """Follows one ring from its first read to its CLOSED. Each task is written overdue and given up at most once."""
+
+    info: RingInfo
+    counts: Counter[int] = field(default_factory=Counter)
+    """Rows written so far, by kind."""
+    lost_records: int = 0
+    closed: bool = False
+    last_seq: int = 0
+    pid: int | None = None
+    _open: dict[int, _Open] = field(default_factory=dict)
+    _due: list[tuple[int, int]] = field(default_factory=list)
+
+    def take(self, read: RingRows, clock_us: int) -> list[Row]:
+        """The rows that this read adds to the stream. ``clock_us`` was read before the ring was."""
+        first = read.inherited and not self.counts
+        self.info, self.pid = read.info, read.pid
+        # what was overwritten before this monitor began may have been told by its predecessor
+        self.lost_records += 0 if first else read.lost
+        rows = self._records(read, clock_us)
+        if read.writer_gone and read.taken == read.head:
+            rows += self._close(ABORTED, clock_us)
+        elif not read.lost and read.taken == read.head:
+            rows += self._overdue(clock_us)
+        return self._counted(rows + self._forget_oldest(clock_us))
+
+    def vanish(self, clock_us: int) -> list[Row]:
+        """The ring cannot be read any more and its writer may live: open tasks are lost, the ring is closed."""
+        return self._counted(self._close(LOST, clock_us))
+
+    @property
+    def next_due_us(self) -> int | None:
+        """When the next task becomes overdue unless it ends; None while no task is open and undecided."""
+        while self._due and not self._undecided(self._due[0][1]):
+            heapq.heappop(self._due)
+        return self._due[0][0] if self._due else None
+
+    def open_tasks(self) -> Iterator[tuple[Row, bool]]:
+        """The begin of each open task, and whether it was written overdue."""
+        return ((task.begin, task.overdue) for task in self._open.values())
+
+    def check(self) -> None:
+        """Assert that no open task can be forgotten and that a closed ring has none."""
+        due = {seq for _, seq in self._due}
+        assert all(task.overdue or seq in due for seq, task in self._open.items()), "an open task has no due time"
+        assert not (self.closed and self._open), "a closed ring has open tasks"
+        assert len(self._open) <= MAX_OPEN, "more open tasks than the bound"
+        assert self.counts[OVERDUE] <= self.counts[BEGIN], "more overdue tasks than begun ones"
+        assert self.counts[ABORTED] + self.counts[LOST] <= self.counts[BEGIN], "more given up than begun"
+        assert self.counts[CLOSED] == int(self.closed), "a ring is closed once"
+
+    def _records(self, read: RingRows, clock_us: int) -> list[Row]:
+        """The records themselves. At a gap the open tasks are lost: their ends may have been in it (DESIGN 7)."""
+        rows: list[Row] = []
+        for row in read.rows:
+            if row.seq != self.last_seq + 1:
+                rows += self._drop(list(self._open), clock_us)
+            self._record(row)
+            rows.append(row)
+        if read.taken > self.last_seq:
+            rows += self._drop(list(self._open), clock_us)
+            self.last_seq = read.taken
+        return rows
+
+    def _record(self, row: Row) -> None:
+        self.last_seq = row.seq
+        if row.kind == BEGIN:
+            self._open[row.seq] = _Open(row)
+            heapq.heappush(self._due, (row.stamp_us + row.deadline_us + GUARD_US, row.seq))
+        else:
+            self._open.pop(row.begin_seq, None)
+
+    def _undecided(self, seq: int) -> bool:
+        task = self._open.get(seq)
+        return task is not None and not task.overdue
+
+    def _overdue(self, clock_us: int) -> list[Row]:
+        rows = []
+        while (due_us := self.next_due_us) is not None and due_us < clock_us:
+            task = self._open[heapq.heappop(self._due)[1]]
+            task.overdue = True
+            rows.append(_verdict(task.begin, OVERDUE, clock_us))
+        return rows
+
+    def _forget_oldest(self, clock_us: int) -> list[Row]:
+        """Keep both the open tasks and the due times of long ended ones within bounds."""
+        if len(self._due) > 2 * len(self._open) + 1_024:
+            self._due = [entry for entry in self._due if self._undecided(entry[1])]
+            heapq.heapify(self._due)
+        excess = len(self._open) - MAX_OPEN
+        return self._drop(list(self._open)[:excess], clock_us) if excess > 0 else []
+
+    def _drop(self, seqs: list[int], clock_us: int) -> list[Row]:
+        """Their ends will never be known. A task that is overdue already keeps that verdict."""
+        dropped = [self._open.pop(seq) for seq in seqs]
+        return [_verdict(task.begin, LOST, clock_us) for task in dropped if not task.overdue]
+
+    def _close(self, kind: int, clock_us: int) -> list[Row]:
+        left = [task for task in self._open.values() if kind == ABORTED or not task.overdue]
+        rows = [_verdict(task.begin, kind, clock_us) for task in left]
+        self._open.clear()
+        self._due.clear()
+        self.closed = True
+        return [*rows, Row(CLOSED, self.last_seq, 0, 0, clock_us, 0, "")]
+
+    def _counted(self, rows: list[Row]) -> list[Row]:
+        self.counts.update(row.kind for row in rows)
+        return rows
+
+
+def _verdict(begin: Row, kind: int, clock_us: int) -> Row:
+    """A row of the monitor's own about a task: the sequence of its begin, stamped with the clock that judged it."""
+    return begin._replace(kind=kind, stamp_us=clock_us)

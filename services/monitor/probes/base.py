@@ -1,0 +1,100 @@
+"""The contract of a probe and the plain values that it hands over; no device is read here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from shared.messages import Regime
+
+FIRST_SAMPLE: Final = "first_sample"
+"""A rate needs two samples and there is one so far."""
+NOT_SUPPORTED: Final = "not_supported"
+UNREADABLE: Final = "unreadable"
+"""The system did not give it, or gave what is no number."""
+IMPLAUSIBLE: Final = "implausible"
+"""A number that cannot be; rejected and counted."""
+STALE: Final = "stale"
+"""Older than its age bound."""
+LOST: Final = "lost"
+"""The probe used to see the device and does not any more."""
+RECOVERING: Final = "recovering"
+"""Seen again, but not yet often enough in a row to be trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One value as the system gave it, unchecked; None with the code of the reason where it gave none."""
+
+    value: object
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReading:
+    """One device at one moment. The uuid identifies it; the index is a label that may change between boots.
+
+    ``fault`` set: the device itself is ill, and why. A single value that could not be read is no fault of the device.
+    """
+
+    uuid: str
+    index: int
+    model: str
+    regime: Regime
+    memory_mib: Reading
+    utilisation_ratio: Reading
+    memory_used_mib: Reading
+    foreign_share_micro: Reading
+    foreign_memory_mib: Reading
+    slice_us: int | None = None
+    switch_us: int | None = None
+    group: str | None = None
+    fault: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerReading:
+    """One container at one moment. ``cpu_ratio`` counts cores: 1.5 is one and a half of them."""
+
+    container: str
+    request_id: str | None = None
+    pids: tuple[int, ...] = ()
+    cpu_ratio: Reading = Reading(None, NOT_SUPPORTED)
+    memory_mib: Reading = Reading(None, NOT_SUPPORTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that a probe sees in one cycle."""
+
+    devices: tuple[DeviceReading, ...]
+    containers: tuple[ContainerReading, ...] = ()
+    foreign_cpu_milli: Reading = Reading(0)
+    foreign_memory_mib: Reading = Reading(0)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """What went wrong on the way, since the probe was made, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a node has for containers beside its devices."""
+
+    cpu_milli: int
+    memory_mib: int
+
+
+class Probe(Protocol):
+    """Reads the devices of one node.
+
+    ``capacity`` is called once, before the service is ready; an exception there stops the start. ``read`` is called
+    about once a second, always from the same thread, never twice at once. It may block: the caller has a deadline of
+    its own after which the last values count as stale, and goes on without it. An exception from ``read`` is counted
+    and the cycle gives nothing, so whatever concerns one device or one value has to end in that device's ``fault`` or
+    that value's ``reason`` instead: one ill device must not hide its neighbours. A device that cannot be found any
+    more is left out; the caller remembers it. Values are handed over as found, the caller rejects what cannot be.
+    """
+
+    def capacity(self) -> Capacity: ...
+
+    def read(self) -> Snapshot: ...

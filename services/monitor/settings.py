@@ -1,0 +1,73 @@
+"""Settings of the monitor: each with its unit, default and reason."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from services.monitor.probes.fake import FakeDevices
+from shared.errors import FieldError
+from shared.messages import Regime
+from shared.settings import ServiceSettings
+from shared.subjects import encode
+
+
+class MonitorSettings(ServiceSettings):
+    """Read from the environment: LAXITY_MONITOR_NODE and so on, and what all services share."""
+
+    model_config = SettingsConfigDict(env_prefix="LAXITY_MONITOR_")
+
+    node: str = Field(default_factory=platform.node, min_length=1)
+    """Name of the node whose monitor this is; one monitor per node. The host's name where none is given."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels of the node, for requests' ``node_selector``."""
+    ring_root: Path = Path("/run/laxity/rings")
+    """Folder with one folder per container, into which the containers' processes put their rings."""
+
+    poll_us: int = Field(default=5_000, ge=500, le=5_000)
+    """How often rings are looked at; DESIGN 7 allows 5 ms while a task is open."""
+    idle_us: int = Field(default=20_000, ge=500, le=1_000_000)
+    """How often, while there is no ring at all."""
+    scan_us: int = Field(default=50_000, ge=1_000, le=10_000_000)
+    """How often new rings are looked for: a process's first task may be noticed that much later."""
+    batch_us: int = Field(default=20_000, ge=0, le=1_000_000)
+    """How long begins and ends may gather, since each batch costs a round trip; a decision is sent at once."""
+    period_us: int = Field(default=1_000_000, ge=50_000, le=60_000_000)
+    """Period of heartbeat, metrics and probe. The node list waits for at least three of them (case T3)."""
+    probe_deadline_us: int = Field(default=2_000_000, ge=10_000)
+    """How long a cycle of the probe may take before it counts as hung."""
+    stale_after_us: int = Field(default=3_000_000, ge=50_000)
+    """Age at which a probe's values become unknown: two cycles may fail."""
+
+    probe: Literal["cpu", "fake"] = "cpu"
+    """What the node's devices are."""
+    regime: Regime = Regime.TIME_SLICED
+    """How cores are shared: the kernel slices time unless whoever runs the node says otherwise."""
+    regimes: dict[int, Regime] = Field(default_factory=dict)
+    """The same for single cores, by their number."""
+    measure_slices: bool = True
+    """Measure slice and switch cost of time-sliced cores at start: takes half a second per core."""
+    slice_us: int | None = Field(default=None, ge=1)
+    """Given, it is not measured."""
+    switch_us: int | None = Field(default=None, ge=0)
+    """Given, it is not measured."""
+
+    fake_devices: tuple[FakeDevices, ...] = (FakeDevices(count=4),)
+    """Devices of the fake probe, in JSON."""
+    fake_control: Path | None = None
+    """File from which the fake probe takes faults while it runs."""
+    fake_cpu_milli: int = Field(default=64_000, ge=1)
+    fake_memory_mib: int = Field(default=512 * 1024, ge=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        encode(self.node, "node")
+        if self.stale_after_us < 2 * self.period_us:
+            raise FieldError("stale_after_us", self.stale_after_us, f"at least two periods, {2 * self.period_us}")
+        if (self.slice_us is None) != (self.switch_us is None):
+            raise FieldError("switch_us", self.switch_us, "given exactly where slice_us is: they are one measurement")
+        return self
