@@ -27,6 +27,7 @@ from shared.effects import (
     WatchReplayed,
     Write,
 )
+from shared.errors import FieldError
 from shared.messages import DeadlineEvent, NodeDeadlines, RingInfo, TaskBatch, TaskEventKind
 from shared.subjects import DEADLINES, Subjects, decode, node_key
 
@@ -285,12 +286,17 @@ class Core:
         node.revision = revision
         if value is None:
             return
-        saved = NodeDeadlines.trusted(value)
+        try:
+            self._restore(node, NodeDeadlines.trusted(value))
+        except (FieldError, KeyError, TypeError, ValueError):  # not written by us: the stream is counted again
+            self.counters["checkpoints_malformed"] += 1
+
+    def _restore(self, node: Node, saved: NodeDeadlines) -> None:
         if saved.stream_seq > node.stream_seq:
-            node.stream_seq = saved.stream_seq
             state: Any = saved.checkpoint
-            node.rings = {ring: Ring.load(s) for ring, s in state.get("rings", {}).items()}
-            node.records = {name: Record.load(name, s) for name, s in state.get("records", {}).items()}
+            rings = {ring: Ring.load(s) for ring, s in state["rings"].items()}
+            records = {name: Record.load(name, s) for name, s in state["records"].items()}
+            node.stream_seq, node.rings, node.records = saved.stream_seq, rings, records
 
     # --- for tests and for people ---
 

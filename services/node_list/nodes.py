@@ -1,0 +1,222 @@
+"""One node as the list sees it: heartbeat, liveness, reservations, warnings; and the facts made of them. Pure state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from services.node_list.liveness import ALIVE, Liveness
+from services.node_list.standing import ClassTask, excluded, judge
+from shared.messages import (
+    ClassStanding,
+    ContainerRecord,
+    DeadlineEvent,
+    DeviceFacts,
+    DeviceMetrics,
+    NodeEvent,
+    NodeFacts,
+    NodeMetrics,
+    NodeState,
+    Reservation,
+    Standing,
+)
+
+Replica = tuple[str, int, int]
+"""Request id, replica, generation: which container a warning is about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the standings are judged by; from the settings."""
+
+    classes: tuple[ClassTask, ...]
+    grace_us: int
+    lost_us: int
+    tight_ratio: float
+    foreign_context_micro: int
+
+
+@dataclass(slots=True)
+class NodeView:
+    """Everything known of one node. ``dirty``: its facts differ from what rt_nodes has."""
+
+    name: str
+    liveness: Liveness
+    metrics: NodeMetrics | None = None
+    facts: NodeFacts | None = None
+    """As published last, or as found in rt_nodes."""
+    residents: tuple[Reservation, ...] = ()
+    warned: dict[Replica, bool] = field(default_factory=dict)
+    judged: dict[Replica, int] = field(default_factory=dict)
+    standings: dict[str, dict[str, ClassStanding]] = field(default_factory=dict)
+    """Per device uuid, per class."""
+    changes: int = 0
+    events: list[NodeEvent] = field(default_factory=list)
+    """Changes of state that no write to rt_nodes has carried yet."""
+    told: int = 0
+    """Number of the last change that we have said."""
+    said: NodeState | None = None
+    healthy: dict[str, bool] = field(default_factory=dict)
+    revision: int = 0
+    dirty: bool = False
+
+    # --- what comes in ---
+
+    def heartbeat(self, metrics: NodeMetrics, now_us: int) -> bool:
+        """Takes a heartbeat; False for one that is older than the last of the same start."""
+        last = self.metrics
+        if last and last.start_id == metrics.start_id and metrics.counter <= last.counter:
+            return False
+        self.metrics = metrics
+        self.liveness.heartbeat(metrics, now_us)
+        self.dirty = True
+        return True
+
+    def age(self, now_us: int, policy: Policy) -> None:
+        period_us = self.metrics.period_us if self.metrics else 0
+        grace_us = max(policy.grace_us, 3 * period_us)
+        self.liveness.age(now_us, grace_us, max(policy.lost_us, 2 * grace_us))
+
+    def warning(self, event: DeadlineEvent) -> None:
+        """at_risk and recovered, as the tracker says them; what is older than the last word is ignored."""
+        if event.request_id is not None and event.replica is not None and event.generation is not None:
+            of = (event.request_id, event.replica, event.generation)
+            if event.kind in {"at_risk", "recovered"} and event.judged >= self.judged.get(of, 0):
+                self.warned[of], self.judged[of] = event.kind == "at_risk", event.judged
+
+    def records(self, containers: Iterable[ContainerRecord]) -> None:
+        """The tracker's checkpoint: the same, for whoever missed an event."""
+        for record in containers:
+            if record.request_id is not None and record.replica is not None and record.generation is not None:
+                of = (record.request_id, record.replica, record.generation)
+                if record.met + record.missed >= self.judged.get(of, 0):
+                    self.warned[of] = record.standing == Standing.AT_RISK
+                    self.judged[of] = record.met + record.missed
+
+    def found(self, facts: NodeFacts | None, revision: int) -> None:
+        """rt_nodes as it is; what its writer has said already we need not say."""
+        self.revision = revision
+        if facts is None:
+            self.facts = None
+            return
+        if self.facts is None and self.metrics is None:
+            self.liveness.resume(facts.state, facts.reason)
+            self.said = facts.state
+        if facts.state == self.liveness.state:
+            self.events = []
+        self.facts, self.changes = facts, facts.changes
+        renumbered = [e.model_copy(update={"number": facts.changes + n}) for n, e in enumerate(self.events, 1)]
+        self.events, self.changes = renumbered, facts.changes + len(renumbered)
+
+    def written(self, facts: NodeFacts, revision: int) -> list[NodeEvent]:
+        """Our own write is there; returns the changes that are to be said now."""
+        self.facts, self.revision = facts, revision
+        carried = {event.number for event in facts.events}
+        self.events = [event for event in self.events if event.number not in carried]
+        news = [event for event in facts.events if event.number > self.told]
+        self.told = max((self.told, *carried))
+        return news
+
+    # --- what follows from it ---
+
+    def note_changes(self, wall_us: int) -> None:
+        """Turns changes of state and of device health into events, each with the next number."""
+        state = self.liveness.state
+        if state != self.said:
+            self._event(wall_us, state, self.liveness.reason)
+            self.said = state
+        for device in self.metrics.devices if self.metrics else ():
+            if self.healthy.get(device.uuid, True) != device.healthy:
+                self._event(wall_us, "device_back" if device.healthy else "device_lost", device.reason, device.uuid)
+            self.healthy[device.uuid] = device.healthy
+        gone = set(self.healthy) - {d.uuid for d in self.metrics.devices} if self.metrics else set()
+        for uuid in sorted(gone):
+            self._event(wall_us, "device_lost", "its monitor does not list it any more", uuid)
+            del self.healthy[uuid]
+
+    def _event(self, wall_us: int, state: str, reason: str | None, device: str | None = None) -> None:
+        self.changes += 1
+        event = NodeEvent(at_us=wall_us, node=self.name, state=state, reason=reason, device=device, number=self.changes)
+        self.events.append(event)
+        self.dirty = True
+
+    def judge_devices(self, policy: Policy) -> dict[str, dict[str, ClassStanding]]:
+        """The standing of each device in each class, as things are now."""
+        live = {(r.request_id, r.replica, r.generation) for r in self.residents}
+        self.warned = {of: warned for of, warned in self.warned.items() if of in live}
+        self.judged = {of: judged for of, judged in self.judged.items() if of in live}
+        devices = self.metrics.devices if self.metrics else ()
+        return {d.uuid: {c.name: self._judge(d, c, policy) for c in policy.classes} for d in devices}
+
+    def _judge(self, device: DeviceMetrics, wanted: ClassTask, policy: Policy) -> ClassStanding:
+        if self.liveness.state not in ALIVE:
+            return excluded(f"node {self.liveness.state}: {self.liveness.reason}")
+        if self.liveness.state == NodeState.JOINED:
+            return excluded("node joined: one more heartbeat is needed")
+        if not device.healthy:
+            return excluded(f"device not healthy: {device.reason}")
+        residents = [r for r in self.residents if device.uuid in r.devices]
+        at_risk = [r.request_id for r in residents if self.warned.get((r.request_id, r.replica, r.generation))]
+        foreign = (device.foreign_share_micro or 0) >= policy.foreign_context_micro
+        return judge(device, wanted, residents, at_risk, foreign, policy.tight_ratio)
+
+    def new_facts(self, wall_us: int) -> NodeFacts | None:
+        """What rt_nodes should say of the node; None while nothing is known of it but its name."""
+        if self.metrics is None:
+            return self._facts_unheard(wall_us)
+        return NodeFacts(
+            node=self.name,
+            state=self.liveness.state,
+            reason=self.liveness.reason,
+            at_us=wall_us,
+            start_id=self.metrics.start_id,
+            changes=self.changes,
+            events=self._pending(),
+            devices=tuple(self._device_facts(device) for device in self.metrics.devices),
+            labels=self.metrics.labels,
+            cpu_milli=self.metrics.cpu_milli,
+            memory_mib=self.metrics.memory_mib,
+            foreign_cpu_milli=self.metrics.foreign_cpu_milli,
+            foreign_memory_mib=self.metrics.foreign_memory_mib,
+        )
+
+    def _facts_unheard(self, wall_us: int) -> NodeFacts | None:
+        """A node that was in rt_nodes before we started and has not been heard since: only its state can change."""
+        if self.facts is None:
+            return None
+        excluded_devices = tuple(
+            device.model_copy(update={"classes": {c: excluded(f"node {self.liveness.state}") for c in device.classes}})
+            if self.liveness.state not in ALIVE
+            else device
+            for device in self.facts.devices
+        )
+        said = {
+            "state": self.liveness.state,
+            "reason": self.liveness.reason,
+            "at_us": wall_us,
+            "changes": self.changes,
+            "events": self._pending(),
+            "devices": excluded_devices,
+        }
+        return self.facts.model_copy(update=said)
+
+    def _pending(self) -> tuple[NodeEvent, ...]:
+        """What goes with the next write; the changes said last stay there until there are new ones."""
+        return tuple(self.events) or (self.facts.events if self.facts else ())
+
+    def _device_facts(self, device: DeviceMetrics) -> DeviceFacts:
+        return DeviceFacts(
+            uuid=device.uuid,
+            index=device.index,
+            model=device.model,
+            regime=device.regime,
+            slice_us=device.slice_us,
+            switch_us=device.switch_us,
+            group=device.group,
+            healthy=device.healthy,
+            reason=device.reason,
+            memory_mib=device.memory_mib,
+            foreign_share_micro=device.foreign_share_micro,
+            foreign_memory_mib=device.foreign_memory_mib,
+            classes=self.standings.get(device.uuid, {}),
+        )

@@ -1,0 +1,56 @@
+"""The node-list at a glance: what it listens to, what it says, what it does on a timer."""
+
+from __future__ import annotations
+
+import uuid
+
+from services.node_list.core import Core
+from services.node_list.nodes import Policy
+from services.node_list.settings import NodeListSettings
+from services.node_list.standing import ClassTask
+from shared.messages import DeadlineEvent, NodeEvent, NodeFacts, NodeMetrics, NodesQuery, NodesReply, PlaceReply
+from shared.service import Every, Listen, Publishes, Service, run
+from shared.subjects import DEADLINES, LEDGER, NODES, Subjects
+
+TICK_US = 250_000
+
+SERVICE = Service(
+    name="node-list",
+    about="Knows who is alive, and keeps per deadline class the ordered list of what each device can still promise.",
+    listens=(
+        Listen(NODES, "watch", about="what is published, and the writer's lease"),
+        Listen(LEDGER, "watch", about="the reservations on each device"),
+        Listen(DEADLINES, "watch", about="containers that are at risk, as the tracker last wrote them"),
+        Listen("metrics.*", "core", NodeMetrics, about="heartbeats; their local receive time is what counts"),
+        Listen("events.deadline.>", "stream", DeadlineEvent, about="warnings, as they come"),
+        Listen(
+            "nodes",
+            "request",
+            NodesQuery,
+            about="the ordered device list of one class",
+            queue="node-list",
+            fault=PlaceReply.of_error,
+        ),
+    ),
+    publishes=(
+        Publishes(NODES, "kv", NodeFacts, "a node's capacity, state and standings; by the holder of the lease alone"),
+        Publishes("events.node.<node>", "event", NodeEvent, "joined, ready, degraded, unreachable, lost, device_lost"),
+        Publishes("(reply)", "reply", NodesReply, "to rt.nodes"),
+    ),
+    every=(Every("age", TICK_US, "judges silence, renews the lease"),),
+)
+
+
+def policy(settings: NodeListSettings) -> Policy:
+    classes = tuple(
+        ClassTask(one.name, one.deadline_us, one.runtime_us, one.period_us or one.deadline_us)
+        for one in settings.classes
+    )
+    return Policy(classes, settings.grace_us, settings.lost_us, settings.tight_ratio, settings.foreign_context_micro)
+
+
+async def serve(settings: NodeListSettings) -> None:
+    """Runs until asked to stop."""
+    holder = f"{settings.instance}-{uuid.uuid4().hex[:8]}"
+    core = Core(Subjects(settings.prefix), policy(settings), holder, settings.lease_us, TICK_US)
+    await run(SERVICE, core, settings)

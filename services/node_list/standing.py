@@ -1,0 +1,84 @@
+"""What one device can promise to one more container of a class: the admission tests of its regime, pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from shared.admission import RtTask, Sharing, admit_kind, hard_guarantee
+from shared.messages import (
+    SHARE_WHOLE_MICRO,
+    ClassStanding,
+    DeviceMetrics,
+    DeviceStanding,
+    Kind,
+    Regime,
+    Reservation,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassTask:
+    """A deadline class as one more task."""
+
+    name: str
+    deadline_us: int
+    runtime_us: int
+    period_us: int
+
+    def task(self, regime: Regime) -> RtTask:
+        gate = regime == Regime.GATED
+        return RtTask(f"class {self.name}", self.runtime_us, self.period_us, self.deadline_us, gate=gate)
+
+
+def excluded(reason: str) -> ClassStanding:
+    return ClassStanding(standing=DeviceStanding.EXCLUDED, slack_us=None, reason=reason)
+
+
+def judge(
+    device: DeviceMetrics,
+    wanted: ClassTask,
+    residents: Sequence[Reservation],
+    at_risk: Iterable[str],
+    foreign: bool,
+    tight_ratio: float,
+) -> ClassStanding:
+    """The standing of a healthy device on a node that is alive.
+
+    ``at_risk`` names residents whose guarantee ratio fell below its bound; ``foreign``: work that declared nothing
+    runs on the device, which counts as one more context.
+    """
+    if names := sorted(at_risk):
+        reason = f"{', '.join(names)} misses its guarantee here"
+        return ClassStanding(standing=DeviceStanding.AT_RISK, slack_us=None, reason=reason)
+    if sum(r.share_micro for r in residents) >= SHARE_WHOLE_MICRO:
+        return ClassStanding(standing=DeviceStanding.FULL, slack_us=None, reason="no share is left")
+    return _admission(device, wanted, residents, foreign, tight_ratio)
+
+
+def _admission(
+    device: DeviceMetrics, wanted: ClassTask, residents: Sequence[Reservation], foreign: bool, tight_ratio: float
+) -> ClassStanding:
+    sharing = Sharing(device.regime, device.slice_us, device.switch_us)
+    tasks, contexts = resident_tasks(residents)
+    sound, why = hard_guarantee(sharing)
+    kind = Kind.HARD if sound else Kind.FIRM
+    verdict = admit_kind(kind, sharing, tasks, wanted.task(device.regime), contexts + foreign)
+    reason = verdict.reason + ("; foreign work on the device counts as a context" if foreign else "")
+    if not verdict.admitted:
+        return ClassStanding(standing=DeviceStanding.FULL, slack_us=verdict.slack_us, reason=reason)
+    slack = verdict.slack_us
+    if not sound:
+        return ClassStanding(
+            standing=DeviceStanding.TIGHT, slack_us=slack, reason=f"{why}; by declared runtimes {reason}", unproven=True
+        )
+    narrow = slack is not None and slack < tight_ratio * wanted.deadline_us
+    standing = DeviceStanding.TIGHT if narrow else DeviceStanding.GUARANTEED
+    return ClassStanding(standing=standing, slack_us=slack, reason=reason if narrow else None)
+
+
+def resident_tasks(residents: Sequence[Reservation]) -> tuple[list[RtTask], int]:
+    """The residents' declared tasks, and how many declared none (contexts that may always be busy)."""
+    declared = [RtTask.of(f"{r.request_id}/{r.replica}", r.realtime) for r in residents if r.realtime]
+    tasks = [task for task in declared if task]
+    return tasks, len(residents) - len(tasks)
