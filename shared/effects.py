@@ -39,6 +39,8 @@ class Received:
     ack: int = 0
     """Token to name in an Ack (work-queue messages only)."""
     redelivered: bool = False
+    stored_us: int = 0
+    """Wall clock of the server when a stream took it (0 = live)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import nats.errors
-from nats.aio.client import Client
+from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg as ClientMsg
 from nats.aio.subscription import Subscription
 
@@ -97,13 +97,30 @@ class Listening:
             await self._subscription.unsubscribe()
 
 
+class _Client(Client):
+    """The client, which otherwise waits for a dead link to take its last bytes before it looks for a new one."""
+
+    async def _attempt_reconnect(self) -> None:
+        self._abort()
+        await super()._attempt_reconnect()
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        self._abort()  # also the socket of an attempt that got no further, which the client forgets
+        await super()._connect_to_server(s)
+
+    def _abort(self) -> None:
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+
+
 class Connection:
     """One client object from connect to close; a new start makes a new one (case B13)."""
 
     def __init__(self, listener: Listener | None = None, clock: Clock | None = None) -> None:
         self.counters: Counter[str] = Counter()
         """reconnects, dropped (lossy messages), slow_consumer, handler_failed, errors."""
-        self._client = Client()
+        self._client = _Client()
         self._listener = listener or _ignore
         self._clock = clock or SystemClock()
         self._log = logger(part="connection")
@@ -120,6 +137,16 @@ class Connection:
 
     async def open(self, url: str, name: str, ping_interval_us: int) -> None:
         """Connect, trying until it succeeds: the caller scopes the time. Reconnects for ever afterwards."""
+        try:
+            await self._connect(url, name, ping_interval_us)
+        except BaseException:
+            await self.close()
+            raise
+        self._inbox = self._client.new_inbox()
+        self._up.set()
+        await self.subscribe(f"{self._inbox}.*", self._on_answer)
+
+    async def _connect(self, url: str, name: str, ping_interval_us: int) -> None:
         await self._client.connect(
             servers=[part.strip() for part in url.split(",")],
             name=name,
@@ -135,9 +162,6 @@ class Connection:
             pending_size=CLIENT_BUFFER_BYTES,
             flush_timeout=CONNECT_TIMEOUT_S,
         )
-        self._inbox = self._client.new_inbox()
-        self._up.set()
-        await self.subscribe(f"{self._inbox}.*", self._on_answer)
 
     async def close(self) -> None:
         """Send what is still buffered and end; nobody is called back."""
@@ -177,7 +201,10 @@ class Connection:
         while self._held and self._client.is_connected:
             subject, body, reply, headers = self._held.popleft()
             self._held_bytes -= len(body)
-            await self._send(subject, body, reply, headers)
+            try:
+                await self._send(subject, body, reply, headers)
+            except BusError:
+                self.counters["dropped"] += 1
         self._listener(LinkEvent("back", gap_us=self._clock.now_us() - self._lost_at_us))
 
     async def _on_closed(self) -> None:
@@ -194,8 +221,11 @@ class Connection:
 
     # --- hearing ---
 
-    async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Listening:
-        """Call ``handler`` with each message, one at a time; it survives reconnects and faults of the handler."""
+    async def subscribe(self, subject: str, handler: Handler, queue: str = "", *, unbounded: bool = False) -> Listening:
+        """Call ``handler`` with each message, one at a time; it survives reconnects and faults of the handler.
+
+        ``unbounded``: nothing is dropped when the handler is slow, because the server itself holds back.
+        """
 
         async def guarded(raw: ClientMsg) -> None:
             try:
@@ -213,8 +243,8 @@ class Connection:
                 subject,
                 queue=queue,
                 cb=guarded,
-                pending_msgs_limit=PENDING_MESSAGES,
-                pending_bytes_limit=PENDING_BYTES,
+                pending_msgs_limit=0 if unbounded else PENDING_MESSAGES,
+                pending_bytes_limit=0 if unbounded else PENDING_BYTES,
             )
         )
 

@@ -1,0 +1,169 @@
+"""From the bus into the inbox: subscriptions of the table, decoding, and what happens to what cannot be decoded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Protocol
+
+from shared.bus import Bus, Listening, Msg, StoredMsg
+from shared.clock import Clock
+from shared.effects import KeyChanged, Received, WatchReplayed
+from shared.errors import FieldError
+from shared.log import Logger
+from shared.messages import MAX_BODY_BYTES, Message
+from shared.service.discovery import Discovery, Endpoint
+from shared.service.inbox import Inbox
+from shared.service.table import Listen
+from shared.subjects import MAX_NAME_BYTES
+
+BAD_REQUEST = 400
+TOO_LARGE = 413
+
+
+class Shell(Protocol):
+    """What the intake needs of the runtime."""
+
+    bus: Bus
+    clock: Clock
+    log: Logger
+    inbox: Inbox
+    discovery: Discovery
+
+    def count(self, name: str, n: int = 1) -> None: ...
+
+    async def answer(self, to: str, body: bytes, error: tuple[int, str] | None) -> None: ...
+
+
+class Intake:
+    """One Listen of the table at work."""
+
+    def __init__(self, shell: Shell, listen: Listen) -> None:
+        self._shell = shell
+        self._listen = listen
+        self._subject = f"{shell.bus.subjects.prefix}.{listen.subject}"
+
+    async def subscribe(self) -> Listening:
+        """For requests and core messages."""
+        on_message = self._on_request if self._listen.kind == "request" else self._on_core
+        return await self._shell.bus.subscribe(self._subject, on_message, self._listen.queue or "")
+
+    async def follow(self, start_seq: int) -> None:
+        await self._shell.bus.follow(_needed(self._listen.stream), self._subject, start_seq, self._on_stored)
+
+    async def pull(self) -> None:
+        await self._shell.bus.pull(_needed(self._listen.stream), _needed(self._listen.durable), self._on_work)
+
+    async def watch(self, replayed: Callable[[], None]) -> None:
+        async def on_event(event: KeyChanged | WatchReplayed) -> None:
+            await self._shell.inbox.put(event)
+            if isinstance(event, WatchReplayed):
+                replayed()
+
+        await self._shell.bus.watch(self._listen.subject, on_event)
+
+    # --- requests ---
+
+    async def _on_request(self, msg: Msg) -> None:
+        shell, reply = self._shell, msg.reply
+        endpoint = shell.discovery.endpoints[self._listen.subject]
+        if reply and shell.bus.subjects.reply_refused(reply):
+            shell.count("reply_refused")
+            reply = ""
+        shell.discovery.began(endpoint, reply, shell.clock.now_us())
+        try:
+            message = self._decoded_request(msg.body)
+        except FieldError as fault:
+            await self._refuse(msg, reply, endpoint, fault)
+            return
+        await shell.inbox.put(self._received(msg, message, reply))
+
+    def _decoded_request(self, body: bytes) -> Message:
+        model = self._listen.model
+        assert model is not None, f"{self._listen.subject}: a request needs a model"
+        return model.from_json(body)
+
+    async def _refuse(self, msg: Msg, reply: str, endpoint: Endpoint, fault: FieldError) -> None:
+        shell = self._shell
+        shell.count(f"malformed.{self._listen.subject}")
+        shell.log.info("malformed request", subject=msg.subject, fault=str(fault))
+        if not reply:
+            endpoint.failed(str(fault))
+            return
+        too_large = len(msg.body) > MAX_BODY_BYTES
+        body = b""
+        if self._listen.fault is not None:
+            body = self._listen.fault(fault, None if too_large else request_id_of(msg.body)).to_json()
+        await shell.answer(reply, body, (TOO_LARGE if too_large else BAD_REQUEST, str(fault)))
+
+    # --- what nobody waits for ---
+
+    async def _on_core(self, msg: Msg) -> None:
+        message = self._decoded(msg.subject, msg.body)
+        if message is not None:
+            await self._shell.inbox.put(self._received(msg, message, ""))
+
+    async def _on_stored(self, stored: StoredMsg) -> None:
+        message = self._decoded(stored.subject, stored.body)
+        if message is not None:
+            await self._shell.inbox.put(self._stored(stored, message, 0))
+
+    async def _on_work(self, stored: StoredMsg) -> None:
+        token = self._shell.bus.ack_token(stored)
+        message = self._decoded(stored.subject, stored.body)
+        if message is None:
+            await self._shell.bus.ack(token)  # it would only come again
+            return
+        await self._shell.inbox.put(self._stored(stored, message, token))
+
+    def _decoded(self, subject: str, body: bytes) -> Message | None:
+        """None for what is malformed: counted, logged, skipped."""
+        model = self._listen.model
+        assert model is not None, f"{self._listen.subject}: needs a model"
+        try:
+            # a stream may hold large batches of our own; the server's limit bounds them
+            return model.trusted(body) if self._listen.kind == "stream" else model.from_json(body)
+        except FieldError as fault:
+            self._shell.count(f"malformed.{self._listen.subject}")
+            self._shell.log.info("malformed message skipped", subject=subject, fault=str(fault))
+            return None
+
+    def _received(self, msg: Msg, message: Message, reply: str) -> Received:
+        return Received(
+            subject=msg.subject,
+            message=message,
+            reply=reply,
+            wall_us=self._shell.clock.wall_us(),
+            raw=msg.body,
+            headers=msg.headers,
+        )
+
+    def _stored(self, stored: StoredMsg, message: Message, token: int) -> Received:
+        return Received(
+            subject=stored.subject,
+            message=message,
+            seq=stored.seq,
+            wall_us=self._shell.clock.wall_us(),
+            raw=stored.body,
+            headers=stored.headers,
+            ack=token,
+            redelivered=stored.delivered > 1,
+            stored_us=stored.at_us,
+        )
+
+
+def request_id_of(body: bytes) -> str | None:
+    """The request id of a body that is malformed elsewhere; None when there is none to be read."""
+    try:
+        found = json.loads(body)
+        request_id = found.get("request_id") if isinstance(found, dict) else None
+        if isinstance(request_id, str) and 0 < len(request_id.encode()) <= MAX_NAME_BYTES:
+            return request_id
+    except (ValueError, RecursionError):
+        pass  # no JSON, or a name that is no UTF-8: nothing to name in the answer
+    return None
+
+
+def _needed(value: str | None) -> str:
+    assert value is not None, "a stream listen names its stream, a work listen also its durable"
+    return value
