@@ -9,7 +9,6 @@ from typing import Final, TypedDict
 
 from shared.errors import LaxityError
 
-OVERDUE_GUARD_US: Final = 1_000  # an end stamped just in time may still be on its way into the ring
 CONFIDENCE: Final = 0.95
 
 
@@ -51,14 +50,6 @@ def verdict(begin_us: int, end_us: int, deadline_us: int) -> Outcome:
     if end_us < begin_us:
         return Outcome.INVALID
     return Outcome.MET if end_us - begin_us <= deadline_us else Outcome.MISSED
-
-
-def is_overdue(begin_us: int, deadline_us: int, clock_us: int, guard_us: int = OVERDUE_GUARD_US) -> bool:
-    """Whether an open task has missed: its deadline and a guard lie before the reading (DESIGN section 7).
-
-    The reading must have been taken before the rings were read, else an end in time could be overlooked.
-    """
-    return begin_us + deadline_us + guard_us < clock_us
 
 
 def laxity_us(deadline_us: int, elapsed_us: int, remaining_runtime_us: int) -> int:

@@ -5,14 +5,12 @@ import json
 import pytest
 
 from shared.deadlines import (
-    OVERDUE_GUARD_US,
     Outcome,
     SlidingWindow,
     Standing,
     WindowError,
     check_window,
     guarantee_ratio,
-    is_overdue,
     laxity_us,
     smallest_window,
     standing,
@@ -39,11 +37,6 @@ def test_a_task_that_ends_at_its_deadline_has_met_it(end_us: int, expected: Outc
 
 def test_T9_a_negative_duration_is_invalid_and_neither_met_nor_missed() -> None:
     assert Outcome.INVALID == verdict(begin_us=100, end_us=99, deadline_us=50)
-
-
-def test_a_task_is_overdue_only_after_its_deadline_and_the_guard() -> None:
-    at_guard = 100 + 50 + OVERDUE_GUARD_US
-    assert [False, True] == [is_overdue(100, 50, at_guard), is_overdue(100, 50, at_guard + 1)]
 
 
 def test_laxity_is_the_time_left_minus_the_work_left() -> None:
@@ -93,6 +86,10 @@ def test_wilson_refuses_what_is_no_proportion(met: int, total: int, confidence: 
 )
 def test_standing_follows_the_bounds_and_never_the_mean(met: int, missed: int, expected: Standing) -> None:
     assert expected == standing(met, missed, guarantee=0.99)
+
+
+def test_a_guarantee_of_all_tasks_is_never_good_and_at_risk_from_the_first_miss() -> None:
+    assert [Standing.UNKNOWN, Standing.AT_RISK] == [standing(10**6, missed, guarantee=1.0) for missed in (0, 1)]
 
 
 @pytest.mark.parametrize("guarantee,expected", [(0.9, 35), (0.99, 381), (0.999, 3838), (1.0, None)])
