@@ -1,0 +1,134 @@
+"""Group commit: which intents wait, which batch is in flight, and what its end means; it plans nothing itself."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from services.placer.core.intents import Intent
+from services.placer.core.ledger import MOST_KEYS, Draft, parse_key
+from shared.effects import Commit, CommitDone, CommitOutcome, Effect, KeyChanged, Write
+from shared.errors import FieldError
+from shared.messages import RequestRecord
+from shared.subjects import LEDGER
+
+MOST_CONFLICTS = 8
+"""In a row, before the next try waits for a tick: a key that cannot be agreed on must not make a loop at full speed."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What is in flight: the intents, what they planned, and what follows once it is written."""
+
+    commit: Commit
+    intents: tuple[Intent, ...]
+    draft: Draft
+    effects: tuple[Effect, ...]
+
+
+class GroupCommit:
+    """One batch in flight; the rest gathers.
+
+    A conflict does not name its key, and one stale key fails all: the next batch is half as large, and each one that
+    is written doubles it again, up to `most`.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.in_flight: Batch | None = None
+        self._most = most
+        self._limit = most
+        self._number = 0
+        self._conflicts = 0
+        self._waiting: deque[Intent] = deque()
+        self._keys: set[Hashable] = set()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, intent: Intent, *, first: bool = False) -> None:
+        """Queue it, at the front where a lease hangs on it; a transition that waits already is not queued again."""
+        if intent.key is not None:
+            if intent.key in self._keys:
+                return
+            self._keys.add(intent.key)
+        (self._waiting.appendleft if first else self._waiting.append)(intent)
+
+    def take(self) -> tuple[Intent, ...]:
+        """The next intents to plan together: none while a batch is in flight or after too many conflicts."""
+        taken: list[Intent] = []
+        weight = 1  # the leader's key
+        while self._may_take(len(taken)):
+            weight += self._waiting[0].weight
+            if taken and weight > MOST_KEYS:
+                break
+            taken.append(self._waiting.popleft())
+            self._keys.discard(taken[-1].key)
+        return tuple(taken)
+
+    def _may_take(self, taken: int) -> bool:
+        blocked = self.in_flight is not None or self._conflicts >= MOST_CONFLICTS
+        return bool(self._waiting) and not blocked and taken < self._limit
+
+    def begin(
+        self, intents: tuple[Intent, ...], draft: Draft, writes: tuple[Write, ...], effects: list[Effect]
+    ) -> Commit:
+        """The batch is on its way."""
+        self._number += 1
+        commit = Commit(self._number, LEDGER, writes)
+        self.in_flight = Batch(commit, intents, draft, tuple(effects))
+        return commit
+
+    def end(self, done: CommitDone) -> Batch | None:
+        """The batch that has ended; None for a number that is not in flight."""
+        batch = self.in_flight
+        if batch is None or batch.commit.commit != done.commit:
+            return None
+        self.in_flight = None
+        return batch
+
+    def written(self) -> None:
+        self._conflicts = 0
+        self._limit = min(self._most, self._limit * 2)
+
+    def again(self, batch: Batch) -> None:
+        """It was not written: plan all of it again, in smaller batches."""
+        self._conflicts += 1
+        self._limit = max(1, min(self._limit, len(batch.intents)) // 2)
+        for intent in reversed(batch.intents):
+            self.add(intent, first=True)
+
+    def breathe(self) -> None:
+        """Time has passed: conflicts before are forgotten."""
+        self._conflicts = 0
+
+
+def was_written(writes: tuple[Write, ...], done: CommitDone) -> bool:
+    """Whether a batch is in the ledger. After an unknown outcome the keys tell: all of it is there or nothing.
+
+    Only keys that nobody else can have written alike are evidence: leases, and records that hold our last step.
+    """
+    if done.outcome != CommitOutcome.UNKNOWN:
+        return done.outcome == CommitOutcome.WRITTEN
+    current = {change.key: change for change in done.current}
+    return any(_is_ours(write, current[write.key]) for write in writes if write.key in current)
+
+
+def _is_ours(write: Write, current: KeyChanged) -> bool:
+    if write.value is None or current.value is None or current.revision <= write.expected:
+        return False
+    kind = parse_key(write.key).kind
+    if kind != "request" or write.value == current.value:
+        return kind in {"request", "lease"} and write.value == current.value
+    try:
+        ours, theirs = RequestRecord.trusted(write.value), RequestRecord.trusted(current.value)
+    except FieldError:
+        return False
+    return ours.owner == theirs.owner and ours.steps[-1] in theirs.steps
+
+
+def after_write(writes: tuple[Write, ...], done: CommitDone) -> list[KeyChanged]:
+    """What a written batch left in the ledger, in the order in which it is to be taken in."""
+    if done.outcome == CommitOutcome.WRITTEN:
+        return [KeyChanged(LEDGER, write.key, write.value, done.revisions[write.key]) for write in writes]
+    return list(done.current)

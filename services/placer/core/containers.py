@@ -1,0 +1,128 @@
+"""What the placer's core asks of backends and hears from them: plain data; the shell carries it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.effects import KeyChanged
+from shared.messages import ContainerLabels, PlaceRequest
+
+# --- effects: slow, each ends in one of the events below ---
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a container, or find that it was started; ends in Started or StartFailed."""
+
+    labels: ContainerLabels
+    request: PlaceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End a container and forget it; ends in Stopped or StopFailed."""
+
+    node: str
+    container: str
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Forget what is left of a container that ended; no event: the next list shows whether it worked."""
+
+    node: str
+    container: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListNode:
+    """What runs on a node; ends in Listed or ListFailed."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read keys of the ledger from the server, past the watch; ends in ReadDone."""
+
+    keys: tuple[str, ...]
+
+
+# --- events ---
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A container as a backend saw it; `labels` None where they cannot be read."""
+
+    node: str
+    container: str
+    labels: ContainerLabels | None
+    running: bool
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The command was executed; it may have ended since."""
+
+    found: Found
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """The command does not run, and nothing is left of the try."""
+
+    node: str
+    container: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Nothing of it runs."""
+
+    node: str
+    container: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopFailed:
+    """It may still run."""
+
+    node: str
+    container: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A backend's watch saw a container end, this one or an earlier one."""
+
+    found: Found
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    node: str
+    found: tuple[Found, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListFailed:
+    """The node or its engine does not answer: nothing is known of its containers."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadDone:
+    current: tuple[KeyChanged, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceStreamAt:
+    """Last sequence of the stream of requests when this placer started: what is older was nobody's but ours."""
+
+    seq: int

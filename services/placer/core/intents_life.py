@@ -1,0 +1,267 @@
+"""Transitions of a request that has a record: confirm, release, and what its owner learns of its containers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from services.placer.core.containers import Stop
+from services.placer.core.intents import Intent, Scope
+from services.placer.core.records import (
+    RUNNABLE,
+    freed,
+    generation,
+    never_asked,
+    nodes_of,
+    replica_of,
+    reply_of,
+    settled,
+    stepped,
+    with_replica,
+)
+from shared.effects import Effect, Reply
+from shared.errors import FieldError
+from shared.messages import PlaceReply, ReplicaRecord, RequestRecord, State, container_name
+
+
+class Asked(Intent):
+    """A transition that somebody asked for by request id and that ends in one reply."""
+
+    request_id: str
+    reply: str
+
+    def refused(self, code: int, field: str, found: str, allowed: str) -> tuple[Effect, ...]:
+        fault = FieldError(field, found, allowed)
+        return (Reply(self.reply, PlaceReply.of_error(fault, self.request_id), (code, str(fault))),)
+
+    def _answer(self, scope: Scope, record: RequestRecord) -> tuple[Effect, ...]:
+        return (Reply(self.reply, reply_of(record, scope.draft.ledger_id)),)
+
+    def _unknown(self) -> tuple[Effect, ...]:
+        return (Reply(self.reply, PlaceReply(outcome="unknown", request_id=self.request_id)),)
+
+
+@dataclass(frozen=True)
+class Confirm(Asked):
+    """held → placed, all replicas; asked again, the same answer. Who is asked starts it where it can."""
+
+    request_id: str
+    generation: int
+    replica: int | None
+    reply: str
+
+    def plan(self, scope: Scope) -> tuple[Effect, ...]:
+        record = scope.draft.record(self.request_id)
+        if record is None:
+            return self._unknown()
+        if not record.state.final:
+            self._check(record)
+        if record.state != State.HELD:
+            return self._answer(scope, record)
+        replicas = [each.model_copy(update={"state": State.PLACED}) for each in record.replicas]
+        mine = all(scope.chooser.reaches(node) for node in nodes_of(record))
+        owner = scope.me if mine else record.owner
+        placed = settled(record, replicas, scope.wall_us, confirmed=True, owner=owner)
+        scope.draft.put(placed)
+        return (*self._answer(scope, placed), *scope.starts(placed))
+
+    def _check(self, record: RequestRecord) -> None:
+        present = generation(record)
+        if self.replica is not None:
+            if (replica := replica_of(record, self.replica)) is None:
+                raise FieldError("replica", self.replica, f"0 to {len(record.replicas) - 1}")
+            present = replica.generation
+        if self.generation != present:
+            raise FieldError("generation", self.generation, f"{present}, the present one")
+
+
+@dataclass(frozen=True)
+class Release(Asked):
+    """Ends a request: final at once where nothing of it can run, else stopping until its owner saw it gone."""
+
+    request_id: str
+    reply: str
+    replicas: int = 1
+
+    @property
+    def weight(self) -> int:
+        return 1 + self.replicas
+
+    def plan(self, scope: Scope) -> tuple[Effect, ...]:
+        record = scope.draft.record(self.request_id)
+        if record is None:
+            scope.draft.put(never_asked(self.request_id, scope.me, scope.wall_us))
+            return self._unknown()
+        if record.final or record.state == State.STOPPING:
+            return self._answer(scope, record)
+        if any(each.state in RUNNABLE for each in record.replicas):
+            released = stopping(scope, record, "released", State.RELEASED)
+        else:
+            scope.draft.free(record)
+            replicas = tuple(freed(each, State.RELEASED) for each in record.replicas)
+            released = stepped(record, State.RELEASED, scope.wall_us, replicas=replicas)
+            scope.draft.put(released)
+        return self._answer(scope, released)
+
+
+def stopping(scope: Scope, record: RequestRecord, detail: str, ends_as: State) -> RequestRecord:
+    """Everything that may run is to be stopped, and keeps its reservation until it is gone."""
+    replicas = tuple(_stopping(each) for each in record.replicas)
+    changed = stepped(
+        record, State.STOPPING, scope.wall_us, detail=detail, replicas=replicas, ends_as=ends_as, backoff_us=0
+    )
+    scope.draft.put(changed)
+    return changed
+
+
+def _stopping(replica: ReplicaRecord) -> ReplicaRecord:
+    if replica.state in RUNNABLE:
+        return replica.model_copy(update={"state": State.STOPPING})
+    return replica if replica.state.final else freed(replica, State.RELEASED)
+
+
+# --- what the owner learns of its containers ---
+
+
+@dataclass(frozen=True)
+class Observed(Intent):
+    """Something was seen of one replica's container in one generation."""
+
+    request_id: str
+    replica: int
+    generation: int
+
+    @property
+    def key(self) -> Hashable:
+        return (type(self).__name__, self.request_id, self.replica, self.generation)
+
+    def plan(self, scope: Scope) -> tuple[Effect, ...]:
+        record = scope.draft.record(self.request_id)
+        if record is None or record.body is None or record.owner != scope.me:
+            return ()
+        replica = replica_of(record, self.replica)
+        if replica is None or replica.generation != self.generation:
+            return ()
+        return self.follow(scope, record, replica)
+
+    def follow(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> tuple[Effect, ...]:
+        """The transition of this replica, which is in the generation that was seen."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class MarkStarted(Observed):
+    """placed → started. What was started and should not run is stopped: this is the look at the key after a start."""
+
+    node: str
+
+    def plan(self, scope: Scope) -> tuple[Effect, ...]:
+        record = scope.draft.record(self.request_id)
+        replica = replica_of(record, self.replica) if record else None
+        if record and (record.final or (replica and replica.generation > self.generation)):
+            name = container_name(scope.draft.ledger_id, self.request_id, self.replica, self.generation)
+            return (Stop(self.node, name),)
+        return super().plan(scope)
+
+    def follow(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> tuple[Effect, ...]:
+        if replica.state == State.PLACED:
+            scope.draft.put(started(scope, record, replica))
+        return ()
+
+
+def started(scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> RequestRecord:
+    replicas = with_replica(record, replica.model_copy(update={"state": State.STARTED}))
+    return settled(record, replicas, scope.wall_us, tries=0, set_aside=())
+
+
+@dataclass(frozen=True)
+class MarkStartFailed(Observed):
+    """placed → waiting, its node set aside; failed for good when the tries are used up."""
+
+    reason: str
+
+    def follow(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> tuple[Effect, ...]:
+        if replica.state != State.PLACED or replica.node is None:
+            return ()
+        scope.draft.free(record, [replica.replica])
+        tries = record.tries + 1
+        if tries >= scope.rules.most_tries:
+            self._failed(scope, record.model_copy(update={"tries": tries}), replica)
+            return ()
+        replicas = with_replica(record, freed(replica, State.WAITING))
+        waits = settled(
+            record,
+            replicas,
+            scope.wall_us,
+            detail=f"start on {replica.node} failed: {self.reason}",
+            tries=tries,
+            backoff_us=scope.rules.backoff_us(tries),
+            set_aside=tuple(sorted({*record.set_aside, replica.node})),
+        )
+        scope.draft.put(waits)
+        return ()
+
+    def _failed(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> None:
+        """One replica that fails for good stops the others and fails the request."""
+        detail = f"start on {replica.node} failed, try {record.tries}: {self.reason}"
+        replicas = with_replica(record, freed(replica, State.FAILED))
+        record = record.model_copy(update={"replicas": replicas})
+        if any(each.state in RUNNABLE for each in replicas):
+            stopping(scope, record, detail, State.FAILED)
+            return
+        ended = tuple(each if each.state.final else freed(each, State.FAILED) for each in replicas)
+        scope.draft.put(stepped(record, State.FAILED, scope.wall_us, detail=detail, replicas=ended))
+
+
+@dataclass(frozen=True)
+class MarkExited(Observed):
+    """started → waiting where `restart` says so, else exited. An exit code of None is unknown, not 0."""
+
+    exit_code: int | None
+
+    def follow(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> tuple[Effect, ...]:
+        if replica.state == State.STOPPING:
+            gone(scope, record, replica)
+        if replica.state not in RUNNABLE:
+            return ()
+        if replica.state == State.PLACED:
+            record = started(scope, record, replica)
+        scope.draft.free(record, [replica.replica])
+        if record.body and record.body.restart == "on_failure" and self.exit_code != 0:
+            self._again(scope, record, replica)
+        else:
+            ended = with_replica(record, freed(replica, State.EXITED, self.exit_code))
+            scope.draft.put(settled(record, ended, scope.wall_us, detail=self._detail(replica)))
+        return ()
+
+    def _again(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> None:
+        restarts = record.restarts + 1
+        waits = settled(
+            record,
+            with_replica(record, freed(replica, State.WAITING, self.exit_code)),
+            scope.wall_us,
+            detail=self._detail(replica),
+            restarts=restarts,
+            backoff_us=scope.rules.backoff_us(restarts),
+        )
+        scope.draft.put(waits)
+
+    def _detail(self, replica: ReplicaRecord) -> str:
+        code = "an unknown exit code" if self.exit_code is None else f"exit code {self.exit_code}"
+        return f"replica {replica.replica} ended on {replica.node} with {code}"
+
+
+@dataclass(frozen=True)
+class MarkGone(Observed):
+    """stopping → released (or what the stop ends as), once the backend saw that nothing of it runs."""
+
+    def follow(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> tuple[Effect, ...]:
+        if replica.state == State.STOPPING:
+            gone(scope, record, replica)
+        return ()
+
+
+def gone(scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> None:
+    scope.draft.free(record, [replica.replica])
+    replicas = with_replica(record, freed(replica, State.RELEASED))
+    scope.draft.put(settled(record, replicas, scope.wall_us))

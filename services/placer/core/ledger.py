@@ -1,0 +1,291 @@
+"""The placer's view of the ledger, and the draft of what the batch under way will write to it; no decisions.
+
+The view is what the watch, the placer's own commits and reads after a conflict have shown, each key with its
+revision; the newest revision of a key wins, whichever way it came. A draft lies over the view: whatever plans after
+something else was planned in the same batch sees it, and nothing of it remains when the batch fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from services.placer.core.cluster import Cluster
+from services.placer.core.records import UNPLACED, holders, order, reservation_of
+from shared.effects import KeyChanged, Write
+from shared.errors import FieldError
+from shared.messages import Lease, LedgerIdentity, Message, NodeReservations, RequestRecord, Reservation
+from shared.subjects import decode, lease_key, node_key, request_key
+
+M = TypeVar("M", bound=Message)
+
+IDENTITY_KEY = "ledger"
+LEADER = "leader"
+MOST_KEYS = 1000
+"""Of one batch: the server's limit."""
+MOST_NODES = MOST_KEYS - 1
+"""Of one request: its own key takes one place of the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored(Generic[M]):
+    """A key as it was last seen. `value` None: deleted, or `broken`, which nobody may overwrite."""
+
+    value: M | None = None
+    revision: int = 0
+    seen_us: int = 0
+    """When this placer saw this revision first, by its own monotonic clock: all ages are counted from here."""
+    broken: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key taken apart; `kind` is the name of one of the ledger's tables."""
+
+    kind: str
+    name: str
+
+
+def parse_key(key: str) -> Key:
+    """Raises FieldError for a key that is none of the ledger's."""
+    kind, dot, token = key.partition(".")
+    if key == IDENTITY_KEY:
+        return Key(IDENTITY_KEY, "")
+    if not dot or kind not in {"request", "node", "lease"}:
+        raise FieldError("key", key, "ledger, lease.<holder>, node.<node> or request.<request id>")
+    return Key(kind, decode(token))
+
+
+class Ledger:
+    """Every key by kind and name."""
+
+    def __init__(self) -> None:
+        self.identities: dict[str, Stored[LedgerIdentity]] = {}
+        self.records: dict[str, Stored[RequestRecord]] = {}
+        self.nodes: dict[str, Stored[NodeReservations]] = {}
+        self.leases: dict[str, Stored[Lease]] = {}
+        self.live: set[str] = set()
+        """Requests that are not final."""
+        self.rebuilt: set[str] = set()
+        """Nodes with reservations rebuilt from containers that no key explains."""
+
+    @property
+    def identity(self) -> LedgerIdentity | None:
+        stored = self.identities.get("")
+        return stored.value if stored else None
+
+    def record(self, request_id: str) -> RequestRecord | None:
+        """Raises FieldError where the key holds what cannot be read: it is neither absent nor known."""
+        stored = self.records.get(request_id)
+        if stored is not None and stored.broken:
+            raise FieldError("request_id", request_id, "one whose record can be read: its key in the ledger cannot")
+        return stored.value if stored else None
+
+    def reservations(self, node: str) -> tuple[Reservation, ...]:
+        stored = self.nodes.get(node)
+        return stored.value.reservations if stored and stored.value else ()
+
+    def lease(self, holder: str) -> Lease | None:
+        stored = self.leases.get(holder)
+        return stored.value if stored else None
+
+    def leader(self) -> str | None:
+        """Who wrote the leader's lease last; it may have run out since."""
+        lease = self.lease(LEADER)
+        return lease.holder if lease else None
+
+    def live_records(self) -> Iterator[RequestRecord]:
+        """All requests that are not final."""
+        for request_id in self.live:
+            record = self.records[request_id].value
+            if record is not None:
+                yield record
+
+    def revision(self, key: Key) -> int:
+        stored = self._table(key.kind).get(key.name)
+        return stored.revision if stored else 0
+
+    def keys(self) -> Iterator[tuple[str, Stored[Message]]]:
+        """Every key that has a value, as it is written."""
+        for kind, name_key in _KEYS.items():
+            for name, stored in self._table(kind).items():
+                if stored.value is not None or stored.broken:
+                    yield name_key(name), stored
+
+    def observe(self, change: KeyChanged, now_us: int) -> Key | None:
+        """Take in what a key is now. Returns the key where that is news, None where as new or newer is known.
+
+        A read that finds nothing is news only where a key can vanish by itself: deleted and final ones.
+        """
+        try:
+            key = parse_key(change.key)
+        except FieldError:
+            return None
+        table = self._table(key.kind)
+        known: Stored[Message] = table.get(key.name, Stored())
+        gone = change.value is None and change.revision == 0
+        if (gone and not _may_vanish(known)) or (not gone and change.revision <= known.revision):
+            return None
+        if gone:
+            table.pop(key.name, None)
+        else:
+            table[key.name] = _stored(_MODELS[key.kind], change, now_us)
+        self._index(key)
+        return key
+
+    def forget(self, request_id: str) -> None:
+        """Drop a record whose time in the ledger is over."""
+        self.records.pop(request_id, None)
+        self.live.discard(request_id)
+
+    def _table(self, kind: str) -> dict[str, Stored[Any]]:
+        tables: dict[str, dict[str, Stored[Any]]] = {
+            IDENTITY_KEY: self.identities,
+            "request": self.records,
+            "node": self.nodes,
+            "lease": self.leases,
+        }
+        return tables[kind]
+
+    def _index(self, key: Key) -> None:
+        if key.kind == "request":
+            stored = self.records.get(key.name)
+            live = stored is not None and stored.value is not None and not stored.value.final
+            (self.live.add if live else self.live.discard)(key.name)
+        elif key.kind == "node":
+            rebuilt = any(each.container for each in self.reservations(key.name))
+            (self.rebuilt.add if rebuilt else self.rebuilt.discard)(key.name)
+
+
+_MODELS: dict[str, type[Message]] = {
+    IDENTITY_KEY: LedgerIdentity,
+    "request": RequestRecord,
+    "node": NodeReservations,
+    "lease": Lease,
+}
+_KEYS = {IDENTITY_KEY: lambda _: IDENTITY_KEY, "request": request_key, "node": node_key, "lease": lease_key}
+
+
+def _may_vanish(known: Stored[Message]) -> bool:
+    return known.value is None or (isinstance(known.value, RequestRecord) and known.value.state.final)
+
+
+def _stored(model: type[Message], change: KeyChanged, now_us: int) -> Stored[Message]:
+    if change.value is None:
+        return Stored(None, change.revision, now_us)
+    try:
+        return Stored(model.trusted(change.value), change.revision, now_us)
+    except FieldError:
+        return Stored(None, change.revision, now_us, broken=True)
+
+
+class Draft:
+    """What one batch will write, over the view; keeps the cluster in step with what it plans."""
+
+    def __init__(self, ledger: Ledger, cluster: Cluster, final_ttl_s: int) -> None:
+        self._ledger = ledger
+        self._cluster = cluster
+        self._final_ttl_s = final_ttl_s
+        self._identity: LedgerIdentity | None = None
+        self._records: dict[str, RequestRecord] = {}
+        self._nodes: dict[str, tuple[Reservation, ...]] = {}
+        self._leases: dict[str, Lease | None] = {}
+
+    # --- reading ---
+
+    @property
+    def identity(self) -> LedgerIdentity | None:
+        return self._identity or self._ledger.identity
+
+    @property
+    def ledger_id(self) -> str:
+        assert self.identity is not None, "the ledger is made before anything is planned on it"
+        return self.identity.ledger_id
+
+    def record(self, request_id: str) -> RequestRecord | None:
+        """Raises FieldError where the key cannot be read."""
+        return self._records.get(request_id) or self._ledger.record(request_id)
+
+    def reservations(self, node: str) -> tuple[Reservation, ...]:
+        return self._nodes[node] if node in self._nodes else self._ledger.reservations(node)
+
+    def lease(self, holder: str) -> Lease | None:
+        return self._leases[holder] if holder in self._leases else self._ledger.lease(holder)
+
+    def waiting_before(self, record: RequestRecord) -> int:
+        """How many waiting requests come before this one."""
+        mine = order(record)
+        return sum(order(each) < mine for each in self._all_live() if each.state in UNPLACED)
+
+    def _all_live(self) -> Iterator[RequestRecord]:
+        yield from self._records.values()
+        yield from (record for record in self._ledger.live_records() if record.request_id not in self._records)
+
+    def rebuilt_generation(self, request_id: str) -> int:
+        """The newest generation of this request among containers that no key explains: a new one must be newer."""
+        rebuilt = (each for node in self._ledger.rebuilt for each in self.reservations(node) if each.container)
+        return max((each.generation for each in rebuilt if each.request_id == request_id), default=0)
+
+    # --- planning ---
+
+    def put_identity(self, identity: LedgerIdentity) -> None:
+        self._identity = identity
+
+    def put(self, record: RequestRecord) -> None:
+        self._records[record.request_id] = record
+
+    def put_lease(self, name: str, lease: Lease | None) -> None:
+        """`name` is a placer or LEADER; None gives it up."""
+        self._leases[name] = lease
+
+    def reserve(self, record: RequestRecord, replicas: Iterable[int]) -> None:
+        """Add the reservations of these replicas, which have a place, to their nodes."""
+        for each in record.replicas:
+            if each.replica in set(replicas) and each.node is not None:
+                self.set_reservations(each.node, (*self.reservations(each.node), reservation_of(record, each)))
+
+    def free(self, record: RequestRecord, replicas: Iterable[int] | None = None) -> None:
+        """Take the reservations of these replicas (all of them where None) from their nodes."""
+        chosen = None if replicas is None else set(replicas)
+        for each in holders(record):
+            if each.node is not None and (chosen is None or each.replica in chosen):
+                held = (record.request_id, each.replica, each.generation)
+                left = tuple(r for r in self.reservations(each.node) if r.container or _held(r) != held)
+                self.set_reservations(each.node, left)
+
+    def set_reservations(self, node: str, reservations: tuple[Reservation, ...]) -> None:
+        """In one order, so that what is taken and given back is as it was."""
+        self._nodes[node] = tuple(sorted(reservations, key=_held))
+        self._cluster.set_reservations(node, self._nodes[node])
+
+    # --- the batch ---
+
+    def writes(self) -> tuple[Write, ...]:
+        """Every key that would change. What came back to what it was is not written."""
+        writes = [self._write(IDENTITY_KEY, self._identity)] if self._identity else []
+        for request_id, record in self._records.items():
+            ttl_s = self._final_ttl_s if record.state.final else None
+            writes.append(self._write(request_key(request_id), record, ttl_s))
+        for node, reservations in self._nodes.items():
+            if reservations != self._ledger.reservations(node):
+                writes.append(self._write(node_key(node), NodeReservations(node=node, reservations=reservations)))
+        for name, lease in self._leases.items():
+            writes.append(self._write(lease_key(name), lease))
+        if len(writes) > MOST_KEYS:
+            # A gang on as many nodes as a batch can hold: its own key is fence enough.
+            writes = [write for write in writes if write.key != lease_key(LEADER)]
+        return tuple(writes)
+
+    def _write(self, key: str, value: Message | None, ttl_s: int | None = None) -> Write:
+        expected = self._ledger.revision(parse_key(key))
+        return Write(key, value.to_json() if value is not None else None, expected, ttl_s)
+
+    def abandon(self) -> None:
+        """Put the cluster back to what the view says, whether the batch failed or is in the view by now."""
+        for node in self._nodes:
+            self._cluster.set_reservations(node, self._ledger.reservations(node))
+
+
+def _held(reservation: Reservation) -> tuple[str, int, int]:
+    return (reservation.request_id, reservation.replica, reservation.generation)

@@ -1,0 +1,153 @@
+"""Judges what a backend lists on a node against the ledger: what to note, to start again, to stop, to leave alone.
+
+Containers may outlive everything else: the placer that started them, the ledger that placed them. So nothing is
+removed unless its own key proves that it should not run. A key that is absent proves nothing, nor does a container
+of another ledger, or one that is newer than its key: those are left alone, accounted for, and an alarm is raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from services.placer.core.containers import Found, Listed, Remove, Start, Stop
+from services.placer.core.intents import Intent
+from services.placer.core.intents_leader import Account
+from services.placer.core.intents_life import MarkExited, MarkGone, MarkStarted
+from services.placer.core.ledger import Ledger
+from services.placer.core.records import RUNNABLE, labels_of, replica_of
+from shared.effects import Effect
+from shared.errors import FieldError
+from shared.messages import ContainerLabels, ReplicaRecord, RequestRecord, Reservation, State
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A container that nobody may touch, and why."""
+
+    kind: str
+    found: Found
+
+
+@dataclass
+class Judgement:
+    intents: list[Intent] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
+    alarms: list[Alarm] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """One placer's eyes: what it owns, which ledger ids are its own, and what it has in hand right now."""
+
+    ledger: Ledger
+    me: str
+    ledger_id: str
+    own_ids: Collection[str]
+    busy: Callable[[str], bool]
+    """By container: a start or stop of it is under way, or ended after the list was asked for."""
+
+    def judge(self, listed: Listed, asked_us: int) -> Judgement:
+        """`asked_us`: when the list was asked for; what is younger may rightly be missing in it."""
+        result = Judgement()
+        rebuilt: list[Reservation] = []
+        for found in listed.found:
+            self._one(found, result, rebuilt)
+        self._missing(listed, asked_us, result)
+        if rebuilt or listed.node in self.ledger.rebuilt:
+            result.intents.append(Account(listed.node, tuple(rebuilt)))
+        return result
+
+    # --- what is there ---
+
+    def _one(self, found: Found, result: Judgement, rebuilt: list[Reservation]) -> None:
+        if found.labels is None:
+            result.alarms.append(Alarm("unlabelled", found))
+            return
+        unexplained = self._unexplained(found.labels)
+        if unexplained is None:
+            self._known(found, found.labels.reservation, result)
+        elif found.running:
+            result.alarms.append(Alarm(unexplained, found))
+            rebuilt.extend(self._rebuilt(found, found.labels))
+
+    def _unexplained(self, labels: ContainerLabels) -> str | None:
+        """Why the ledger cannot say whether this container should run; None where it can."""
+        if labels.ledger_id not in self.own_ids:
+            return "foreign"
+        try:
+            record = self.ledger.record(labels.reservation.request_id)
+        except FieldError:
+            return "unreadable"
+        if record is None:
+            return "absent"
+        replica = replica_of(record, labels.reservation.replica)
+        if record.final:
+            return None
+        if replica is None or labels.reservation.generation > replica.generation:
+            return "newer"
+        same = labels.reservation.generation == replica.generation
+        return "elsewhere" if same and replica.node not in {None, labels.node} else None
+
+    def _known(self, found: Found, held: Reservation, result: Judgement) -> None:
+        record = self.ledger.record(held.request_id)
+        assert record is not None
+        replica = replica_of(record, held.replica)
+        if replica is None or record.final or held.generation < replica.generation:
+            result.effects.append(_end(found))
+        elif replica.state in RUNNABLE:
+            result.intents.extend(self._observed(found, replica, held))
+        elif replica.state == State.STOPPING:
+            if not found.running:
+                result.intents.append(MarkGone(held.request_id, held.replica, held.generation))
+        else:
+            result.effects.append(_end(found))
+
+    def _observed(self, found: Found, replica: ReplicaRecord, held: Reservation) -> list[Intent]:
+        if not found.running:
+            return [MarkExited(held.request_id, held.replica, held.generation, found.exit_code)]
+        if replica.state == State.PLACED:
+            return [MarkStarted(held.request_id, held.replica, held.generation, found.node)]
+        return []
+
+    def _rebuilt(self, found: Found, labels: ContainerLabels) -> list[Reservation]:
+        """What an unexplained container holds, unless a reservation of its own stands for it already."""
+        held = labels.reservation
+        present = self.ledger.reservations(found.node)
+        if any(not each.container and _same(each, held) for each in present) and labels.ledger_id in self.own_ids:
+            return []
+        return [held.model_copy(update={"container": found.container})]
+
+    # --- what is not ---
+
+    def _missing(self, listed: Listed, asked_us: int, result: Judgement) -> None:
+        there = [found.labels.reservation for found in listed.found if found.labels]
+        for held in self.ledger.reservations(listed.node):
+            stored = self.ledger.records.get(held.request_id)
+            record = stored.value if stored else None
+            if record is None or stored is None or stored.seen_us >= asked_us or record.owner != self.me:
+                continue
+            replica = replica_of(record, held.replica)
+            if replica and replica.generation == held.generation and not any(_same(each, held) for each in there):
+                self._gone(record, replica, result)
+
+    def _gone(self, record: RequestRecord, replica: ReplicaRecord, result: Judgement) -> None:
+        """Never seen: start it (again). Started and vanished without trace: ended, with an unknown exit code."""
+        which = (record.request_id, replica.replica, replica.generation)
+        if replica.state == State.STARTED:
+            result.intents.append(MarkExited(*which, None))
+        elif replica.state == State.STOPPING:
+            result.intents.append(MarkGone(*which))
+        elif replica.state == State.PLACED and record.body is not None:
+            labels = labels_of(record, replica, self.ledger_id)
+            if not self.busy(labels.container):
+                result.effects.append(Start(labels, record.body))
+
+
+def _end(found: Found) -> Effect:
+    return (Stop if found.running else Remove)(found.node, found.container)
+
+
+def _same(one: Reservation, other: Reservation) -> bool:
+    keys = [(each.request_id, each.replica, each.generation) for each in (one, other)]
+    return keys[0] == keys[1]

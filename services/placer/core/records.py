@@ -1,0 +1,235 @@
+"""What can be said of one request's record, and how it takes a step: pure functions, no view and no writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from services.placer.core.outcome import Assignment
+from shared.messages import (
+    SHARE_WHOLE_MICRO,
+    ContainerLabels,
+    PlaceEvent,
+    Placement,
+    PlaceReply,
+    PlaceRequest,
+    ReplicaRecord,
+    RequestRecord,
+    Reservation,
+    State,
+    Step,
+    container_name,
+)
+
+MOST_STEPS = 64
+"""Steps kept in a record; their numbers go on. A container that ends again and again must not outgrow its key."""
+
+HOLDING = frozenset({State.HELD, State.PLACED, State.STARTED, State.STOPPING})
+"""Replicas in these states have a reservation on their node, all others have none."""
+RUNNABLE = frozenset({State.PLACED, State.STARTED})
+UNPLACED = frozenset({State.QUEUED, State.WAITING})
+
+
+def new_record(request: PlaceRequest, owner: str, wall_us: int) -> RequestRecord:
+    """The record of a request that was just taken: step 1, `accepted`; it gets its state with its next step."""
+    assert request.request_id is not None
+    return RequestRecord(
+        request_id=request.request_id,
+        body=request,
+        body_hash=request.body_hash(),
+        state=State.QUEUED,
+        owner=owner,
+        replicas=tuple(
+            ReplicaRecord(replica=number, state=State.QUEUED, generation=0) for number in range(request.replicas)
+        ),
+        steps=(Step(number=1, state="accepted", at_us=wall_us, generation=0),),
+        arrived_at_us=wall_us,
+    )
+
+
+def never_asked(request_id: str, owner: str, wall_us: int) -> RequestRecord:
+    """The record of a release that came before its request: a copy still under way finds it released."""
+    step = Step(number=1, state=State.RELEASED, at_us=wall_us, generation=0)
+    return RequestRecord(
+        request_id=request_id,
+        body=None,
+        body_hash="",
+        state=State.RELEASED,
+        owner=owner,
+        steps=(step,),
+        final=True,
+    )
+
+
+def generation(record: RequestRecord) -> int:
+    """Which placement the request as a whole is in: the newest of its replicas."""
+    return max((each.generation for each in record.replicas), default=0)
+
+
+def stepped(
+    record: RequestRecord, state: State, wall_us: int, *, detail: str | None = None, **changes: Any
+) -> RequestRecord:
+    """The record after one more step; what is final follows from the state, unless `changes` says otherwise."""
+    changed = record.model_copy(update={"state": state, "final": state.final} | changes)
+    number = record.steps[-1].number + 1 if record.steps else 1
+    step = Step(number=number, state=state, at_us=wall_us, generation=generation(changed), detail=detail)
+    return changed.model_copy(update={"steps": (*record.steps, step)[-MOST_STEPS:]})
+
+
+def settled(
+    record: RequestRecord,
+    replicas: Sequence[ReplicaRecord],
+    wall_us: int,
+    *,
+    detail: str | None = None,
+    **changes: Any,
+) -> RequestRecord:
+    """The record with these replicas, in the state that follows from them; a step only where that state is new."""
+    changes = changes | {"replicas": tuple(replicas)}
+    state = overall(record, replicas)
+    if state == record.state and max(each.generation for each in replicas) == generation(record):
+        return record.model_copy(update=changes)
+    if state == State.EXITED:
+        changes |= {"exit_code": _exit_code(replicas)}
+    return stepped(record, state, wall_us, detail=detail, **changes)
+
+
+def overall(record: RequestRecord, replicas: Sequence[ReplicaRecord]) -> State:
+    """A request is stopping while any replica is, placed when all are, started when all are, exited when all have."""
+    states = {each.state for each in replicas}
+    if record.state == State.STOPPING:
+        return State.STOPPING if states & HOLDING else record.ends_as or State.RELEASED
+    for state in (State.QUEUED, State.WAITING, State.HELD, State.PLACED, State.STARTED):
+        if state in states:
+            return state
+    return State.EXITED
+
+
+def _exit_code(replicas: Sequence[ReplicaRecord]) -> int | None:
+    """0 where all ended with 0, else the first other one; None where the first other one is unknown."""
+    return next((each.exit_code for each in replicas if each.exit_code != 0), 0)
+
+
+def replica_of(record: RequestRecord, number: int) -> ReplicaRecord | None:
+    return next((each for each in record.replicas if each.replica == number), None)
+
+
+def with_replica(record: RequestRecord, changed: ReplicaRecord) -> tuple[ReplicaRecord, ...]:
+    return tuple(changed if each.replica == changed.replica else each for each in record.replicas)
+
+
+def freed(replica: ReplicaRecord, state: State, exit_code: int | None = None) -> ReplicaRecord:
+    """The replica without its place, in a state that holds none."""
+    return replica.model_copy(update={"state": state, "node": None, "devices": (), "exit_code": exit_code})
+
+
+def assigned(replica: ReplicaRecord, to: Assignment, state: State, first_generation: int) -> ReplicaRecord:
+    """The replica at a new place: its next generation, at least `first_generation`."""
+    number = max(replica.generation + 1, first_generation)
+    return ReplicaRecord(replica=replica.replica, state=state, generation=number, node=to.node, devices=to.devices)
+
+
+def holders(record: RequestRecord) -> list[ReplicaRecord]:
+    """Replicas with a reservation."""
+    return [each for each in record.replicas if each.state in HOLDING]
+
+
+def nodes_of(record: RequestRecord) -> set[str]:
+    return {each.node for each in holders(record) if each.node is not None}
+
+
+def reservation_of(record: RequestRecord, replica: ReplicaRecord) -> Reservation:
+    """What a replica holds, from the request's body."""
+    assert record.body is not None
+    body, gpu = record.body, record.body.gpu
+    return Reservation(
+        request_id=record.request_id,
+        replica=replica.replica,
+        generation=replica.generation,
+        devices=replica.devices,
+        share_micro=round(gpu.share * SHARE_WHOLE_MICRO) if gpu else 0,
+        device_memory_mib=gpu.memory_mib if gpu else 0,
+        cpu_milli=body.cpu_milli,
+        memory_mib=body.memory_mib,
+        realtime=body.realtime,
+        priority=body.priority,
+    )
+
+
+def labels_of(record: RequestRecord, replica: ReplicaRecord, ledger_id: str) -> ContainerLabels:
+    assert record.body is not None
+    assert replica.node is not None
+    return ContainerLabels(
+        container=container_name(ledger_id, record.request_id, replica.replica, replica.generation),
+        ledger_id=ledger_id,
+        node=replica.node,
+        reservation=reservation_of(record, replica),
+        name=record.body.name,
+    )
+
+
+def placements(record: RequestRecord, ledger_id: str) -> tuple[Placement, ...]:
+    """Where the replicas are; empty where none has a place."""
+    gpu = record.body.gpu if record.body else None
+    return tuple(
+        Placement(
+            replica=each.replica,
+            node=each.node,
+            devices=each.devices,
+            share=gpu.share if gpu else None,
+            generation=each.generation,
+            state=each.state,
+            container=container_name(ledger_id, record.request_id, each.replica, each.generation),
+        )
+        for each in holders(record)
+        if each.node is not None
+    )
+
+
+def reply_of(record: RequestRecord, ledger_id: str, **more: Any) -> PlaceReply:
+    """The answer that says where the request stands now."""
+    said: dict[str, Any] = {
+        "outcome": record.state,
+        "request_id": record.request_id,
+        "duplicate": False,
+        "placements": placements(record, ledger_id),
+        "generation": generation(record) or None,
+        "reasons": record.reasons,
+        "exit_code": record.exit_code,
+        "unproven": record.unproven or None,
+    }
+    return PlaceReply(**_said(said | more))
+
+
+def _said(fields: dict[str, Any]) -> dict[str, Any]:
+    """Without what there is nothing to say of, so that it stays out of the message."""
+    return {name: value for name, value in fields.items() if value is not None and value != ()}
+
+
+def event_of(record: RequestRecord, step: Step, ledger_id: str) -> PlaceEvent:
+    """The event of one step. Only the last step can say where and why: the record shows how things are now."""
+    said: dict[str, Any] = {
+        "at_us": step.at_us,
+        "request_id": record.request_id,
+        "state": step.state,
+        "generation": step.generation,
+        "step": step.number,
+        "name": record.body.name if record.body else None,
+        "detail": step.detail,
+    }
+    if step == record.steps[-1]:
+        said |= {"placements": placements(record, ledger_id), "exit_code": record.exit_code}
+        if step.state in {State.QUEUED, State.REJECTED, State.WAITING, State.FAILED}:
+            said |= {"reasons": record.reasons}
+    return PlaceEvent(**_said(said))
+
+
+def event_id(record: RequestRecord, step: Step, ledger_id: str) -> str:
+    return f"{ledger_id}/{record.request_id}/{step.number}"
+
+
+def order(record: RequestRecord) -> tuple[int, int, int, str]:
+    """Waiting requests: by priority, then by how soon they must be placed, then as they came."""
+    body = record.body
+    place_by_us = body.place_by_us if body and body.place_by_us is not None else 1 << 62
+    return (-(body.priority if body else 0), place_by_us, record.arrived_at_us, record.request_id)

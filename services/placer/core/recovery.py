@@ -1,0 +1,63 @@
+"""The recovery path: stored copies of requests wait here until the ledger knows them or their grace is over.
+
+The live path has no memory: a placer that dies or hangs with a request in hand takes it along. The stored copy of
+the request has no reply subject, so whoever decides it here answers nobody; its events tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shared.effects import Ack, Received
+from shared.messages import PlaceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A stored request that no key stands for yet."""
+
+    request: PlaceRequest
+    ack: int
+    seq: int
+    due_us: int
+
+
+class Recovery:
+    """Copies by request id. A copy delivered again only brings a new token: its grace goes on."""
+
+    def __init__(self, grace_us: int) -> None:
+        self._grace_us = grace_us
+        self._copies: dict[str, Copy] = {}
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def needs_none(self, request: PlaceRequest) -> str | None:
+        """Why a copy is never replayed: a counter's name, None where it may have to be."""
+        if request.request_id is None:
+            return "replay.no_id"  # it cannot be told from one that was handled
+        if request.hold_us or request.dry_run:
+            return "replay.for_now"  # it was a question about a moment that is over
+        return None
+
+    def keep(self, message: Received, request: PlaceRequest, now_us: int) -> list[Ack]:
+        """Wait for the grace from now on; another message with the same id is a copy of the same request."""
+        assert request.request_id is not None
+        known = self._copies.get(request.request_id)
+        due_us = known.due_us if known else now_us + self._grace_us
+        self._copies[request.request_id] = Copy(request, message.ack, message.seq, due_us)
+        return [Ack(known.ack)] if known and known.seq != message.seq else []
+
+    def known(self, request_id: str) -> list[Ack]:
+        """The ledger has a key for it."""
+        copy = self._copies.pop(request_id, None)
+        return [Ack(copy.ack)] if copy else []
+
+    def due(self, now_us: int, at_once: Callable[[int], bool]) -> list[Copy]:
+        """Copies to decide here now; `at_once` says by stream sequence which need no grace."""
+        due = [copy for copy in self._copies.values() if copy.due_us <= now_us or at_once(copy.seq)]
+        for copy in due:
+            assert copy.request.request_id is not None
+            del self._copies[copy.request.request_id]
+        return due
