@@ -7,7 +7,8 @@ import itertools
 import os
 from collections.abc import Sequence
 
-from shared.bus.jetstream import ApiError, JetStream, Stored, StoredMsg
+from shared.bus.connection import Msg
+from shared.bus.jetstream import ApiError, JetStream, Stored, StoredMsg, without_error
 from shared.effects import CommitDone, CommitOutcome, KeyChanged, Write
 from shared.errors import BusError, NoStreamError, TooLargeError
 from shared.log import logger
@@ -89,16 +90,30 @@ class Commits:
         if len(writes) == 1:
             (write,) = writes
             return await self._js.store(f"$KV.{bucket}.{write.key}", write.value or b"", headers_of(write))
-        await self._js.connection.wait_up()
+        return await self._batch(f"$KV.{bucket}.", writes)
+
+    async def _batch(self, prefix: str, writes: Sequence[Write]) -> Stored:
+        connection = self._js.connection
+        await connection.wait_up()
         batch = f"{self._nonce}-{next(self._batches)}"
-        *before, last = [
-            (f"$KV.{bucket}.{write.key}", write.value or b"", headers_of(write) | _in_batch(batch, place))
+        first, *between, last = [
+            (f"{prefix}{write.key}", write.value or b"", headers_of(write) | _in_batch(batch, place))
             for place, write in enumerate(writes, 1)
         ]
-        for subject, body, headers in before:
-            await self._js.connection.publish(subject, body, headers=headers)
-        subject, body, headers = last
-        return await self._js.store(subject, body, headers | {"Nats-Batch-Commit": "1"})
+        begun = await connection.ask(*first)
+        try:
+            for subject, body, headers in between:
+                await connection.publish(subject, body, headers=headers)
+            subject, body, headers = last
+            return await self._js.store(subject, body, headers | {"Nats-Batch-Commit": "1"})
+        except ApiError:
+            # a batch that the server did not open at all is "abandoned" at its end; why, it said at its beginning
+            if _answered(begun) and begun.result().body:
+                without_error(first[0], begun.result())
+            raise
+        finally:
+            _answered(begun)
+            begun.cancel()
 
     async def read(self, bucket: str, shown: str, keys: Sequence[str]) -> tuple[KeyChanged, ...]:
         """The keys as they are now; waits for the server as long as it takes, the caller's task is its bound."""
@@ -130,6 +145,11 @@ def headers_of(write: Write) -> dict[str, str]:
     if write.ttl_s is not None:
         headers["Nats-TTL"] = f"{write.ttl_s}s"
     return headers
+
+
+def _answered(asked: asyncio.Future[Msg]) -> bool:
+    """True when there is an answer; a failure counts as seen, so that nobody warns about it."""
+    return asked.done() and not asked.cancelled() and asked.exception() is None
 
 
 def _in_batch(batch: str, place: int) -> dict[str, str]:

@@ -294,19 +294,26 @@ class Connection:
         self, subject: str, body: bytes, timeout_us: int, headers: Mapping[str, str] | None = None
     ) -> Msg | NoResponders:
         """The first answer. Raises OutcomeUnknownError after ``timeout_us`` or when the link is lost meanwhile."""
-        token = str(next(self._tokens))
-        answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(timeout_us / 1_000_000):
                 await self._up.wait()
-                self._waiting[token] = answer
-                await self._send(subject, body, f"{self._inbox}.{token}", headers)
-                found = await answer
+                found = await (await self.ask(subject, body, headers))
         except TimeoutError:
             raise OutcomeUnknownError(f"no answer on {subject} within {timeout_us} us") from None
-        finally:
-            self._waiting.pop(token, None)
         return NoResponders(subject) if found.status == "503" else found
+
+    async def ask(self, subject: str, body: bytes, headers: Mapping[str, str] | None = None) -> asyncio.Future[Msg]:
+        """Send a request on the link that is up; its first answer, whatever it is, ends the future."""
+        token = str(next(self._tokens))
+        answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(lambda _: self._waiting.pop(token, None))
+        self._waiting[token] = answer
+        try:
+            await self._send(subject, body, f"{self._inbox}.{token}", headers)
+        except BaseException:
+            answer.cancel()
+            raise
+        return answer
 
     async def _on_answer(self, msg: Msg) -> None:
         waiting = self._waiting.get(msg.subject.rpartition(".")[2])
@@ -314,10 +321,10 @@ class Connection:
             waiting.set_result(msg)
 
     def _fail_waiting(self, why: str) -> None:
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(OutcomeUnknownError(why))
-        self._waiting.clear()
+        waiting, self._waiting = self._waiting, {}
+        for answer in waiting.values():
+            if not answer.done():
+                answer.set_exception(OutcomeUnknownError(why))
 
     async def request_all(self, subject: str, body: bytes, wait_us: int) -> list[Msg]:
         """Every answer that comes within ``wait_us``; [] at once when nobody listens."""

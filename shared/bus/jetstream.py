@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.bus.connection import Connection, NoResponders
+from shared.bus.connection import Connection, Msg, NoResponders
 from shared.errors import BusError, NoStreamError, OutcomeUnknownError
 from shared.log import logger
 from shared.streams import StreamSpec
@@ -74,19 +74,14 @@ class JetStream:
         answer = await self.connection.request(f"$JS.API.{path}", payload, self.timeout_us)
         if isinstance(answer, NoResponders):
             raise BusError(f"{path}: JetStream does not answer on this server")
-        found: dict[str, Any] = json.loads(answer.body)
-        if error := found.get("error"):
-            raise ApiError(path, error)
-        return found
+        return without_error(path, answer)
 
     async def store(self, subject: str, body: bytes, headers: Mapping[str, str]) -> Stored:
         """Publish and wait until it is stored; raises as ``call`` does, and NoStreamError (case B5)."""
         answer = await self.connection.request(subject, body, self.timeout_us, headers)
         if isinstance(answer, NoResponders):
             raise NoStreamError(f"no stream takes {subject}")
-        found = json.loads(answer.body)
-        if error := found.get("error"):
-            raise ApiError(subject, error)
+        found = without_error(subject, answer)
         return Stored(found["seq"], bool(found.get("duplicate")), int(found.get("count", 1)))
 
     async def last(self, stream: str, subject: str) -> StoredMsg | None:
@@ -148,6 +143,14 @@ class ForeignStreamError(ApiError):
 
     def __init__(self, text: str) -> None:
         super().__init__(text, {"description": "not our stream", "err_code": STREAM_NAME_IN_USE, "code": 400})
+
+
+def without_error(what: str, answer: Msg) -> dict[str, Any]:
+    """The server's answer; raises ApiError when it says that it could not."""
+    found: dict[str, Any] = json.loads(answer.body)
+    if error := found.get("error"):
+        raise ApiError(what, error)
+    return found
 
 
 def missing(want: Mapping[str, Any], have: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,36 @@
+"""Fixtures of the tests that need a real server: one per test, on a free port, with a store of its own."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from shared.bus import Bus
+from shared.settings import ServiceSettings
+from shared.testing.nats_server import NatsServer
+
+
+@pytest.fixture
+def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
+    with NatsServer(tmp_path / "nats") as server:
+        yield server
+
+
+@pytest.fixture
+def nats_url(nats_server: NatsServer) -> str:
+    return nats_server.url
+
+
+@pytest.fixture
+def settings(nats_url: str) -> ServiceSettings:
+    """Pings often, so that a test of a dead link need not last."""
+    return ServiceSettings(nats_url=nats_url, ping_interval_us=200_000, ack_timeout_us=2_000_000)
+
+
+@pytest.fixture
+async def bus(settings: ServiceSettings) -> AsyncIterator[Bus]:
+    """A connection of its own with all streams made."""
+    bus = await Bus.connect(settings, "test")
+    await bus.ensure_streams()
+    yield bus
+    await bus.close()
