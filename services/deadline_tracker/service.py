@@ -6,7 +6,7 @@ from services.deadline_tracker.core import Core
 from services.deadline_tracker.settings import TrackerSettings
 from shared.messages import DeadlineEvent, NodeDeadlines, TaskBatch
 from shared.service import Every, Listen, Publishes, Service, run
-from shared.subjects import DEADLINES, Subjects
+from shared.subjects import DEADLINES, EVENTS_STREAM, Subjects
 
 SERVICE = Service(
     name="deadline-tracker",
@@ -18,6 +18,7 @@ SERVICE = Service(
             "stream",
             TaskBatch,
             about="task begins, ends, overdues, aborts and losses, from the first batch that no checkpoint includes",
+            stream=EVENTS_STREAM,
             start=Core.start_seq,
         ),
     ),

@@ -10,7 +10,7 @@ from services.node_list.settings import NodeListSettings
 from services.node_list.standing import ClassTask
 from shared.messages import DeadlineEvent, NodeEvent, NodeFacts, NodeMetrics, NodesQuery, NodesReply, PlaceReply
 from shared.service import Every, Listen, Publishes, Service, run
-from shared.subjects import DEADLINES, LEDGER, NODES, Subjects
+from shared.subjects import DEADLINES, EVENTS_STREAM, LEDGER, NODES, Subjects
 
 TICK_US = 250_000
 
@@ -22,7 +22,7 @@ SERVICE = Service(
         Listen(LEDGER, "watch", about="the reservations on each device"),
         Listen(DEADLINES, "watch", about="containers that are at risk, as the tracker last wrote them"),
         Listen("metrics.*", "core", NodeMetrics, about="heartbeats; their local receive time is what counts"),
-        Listen("events.deadline.>", "stream", DeadlineEvent, about="warnings, as they come"),
+        Listen("events.deadline.>", "stream", DeadlineEvent, about="warnings, as they come", stream=EVENTS_STREAM),
         Listen(
             "nodes",
             "request",

@@ -1,0 +1,163 @@
+"""Tracker and node-list as processes on a real server: verdicts survive kills, one writer at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+
+from shared.messages import TaskEventKind
+from shared.testing.nats_server import NatsServer
+from shared.testing.service_process import ServiceProcess
+from tests.unit.test_tracker_core import batch, row
+
+BEGIN, END, OVERDUE, *_ = TaskEventKind
+
+
+@pytest.fixture
+async def outside(nats_url: str) -> AsyncIterator[Client]:
+    """A client that imports nothing of ours."""
+    client = await nats.connect(nats_url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
+    yield client
+    await client.close()
+
+
+async def until(seen: Callable[[], Awaitable[Any]], what: str, limit_s: float = 20) -> Any:
+    """The first true answer; fails with the last one when the time is over."""
+    deadline, last = time.monotonic() + limit_s, None
+    while time.monotonic() < deadline:
+        if last := await seen():
+            return last
+        await asyncio.sleep(0.05)
+    pytest.fail(f"{what}: not within {limit_s} s, last seen {last!r}")
+
+
+async def events(client: Client, subject: str) -> list[tuple[str, dict[str, Any]]]:
+    """All stored events of a subject: (ce-id, body)."""
+    js = client.jetstream()
+    sub = await js.pull_subscribe(subject, stream="RT_EVENTS")
+    found = []
+    while True:
+        try:
+            messages = await sub.fetch(500, timeout=0.3)
+        except nats.errors.TimeoutError:
+            break
+        found += [((m.headers or {}).get("ce-id", ""), json.loads(m.data)) for m in messages]
+    await sub.unsubscribe()
+    return found
+
+
+async def say(client: Client, *rows: tuple[int, ...]) -> None:
+    await client.jetstream().publish("rt.events.task.n1", batch(rows).to_json())
+
+
+async def test_verdicts_of_a_killed_tracker_are_neither_lost_nor_doubled(
+    nats_server: NatsServer, tmp_path: Path, outside: Client
+) -> None:
+    tracker = ServiceProcess("services.deadline_tracker", tmp_path, nats_server.url)
+    with tracker:
+        for n in range(0, 30, 3):
+            await say(
+                outside,
+                row(BEGIN, n + 1),
+                row(OVERDUE, n + 1),
+                row(END, n + 2, n + 1, stamp_us=60_000),
+                row(BEGIN, n + 3),
+            )
+            if n in (9, 18):
+                tracker.kill()
+                tracker.start()
+
+        async def judged() -> Any:
+            kv = await outside.jetstream().key_value("rt_deadlines")
+            try:
+                state = json.loads((await kv.get("node.n1")).value or b"{}")
+            except nats.js.errors.KeyNotFoundError:
+                return None
+            record = state["containers"][0]
+            return record["missed"] + record["lost"] + record["open"] >= 20 and record
+
+        record = await until(judged, "all twenty tasks in the checkpoint")
+        missed = [
+            event_id for event_id, body in await events(outside, "rt.events.deadline.>") if body["kind"] == "missed"
+        ]
+        assert (record["met"], record["missed"], len(set(missed))) == (0, 10, 10)
+        assert tracker.stop() == 0
+
+
+async def test_an_outside_client_is_told_of_a_miss_without_any_set_up(
+    nats_server: NatsServer, tmp_path: Path, outside: Client
+) -> None:
+    heard: asyncio.Queue[Any] = asyncio.Queue()
+    with ServiceProcess("services.deadline_tracker", tmp_path, nats_server.url):
+        await outside.subscribe("rt.events.>", cb=heard.put)
+        await say(outside, row(BEGIN, 1), row(OVERDUE, 1))
+        bodies = [json.loads((await asyncio.wait_for(heard.get(), 10)).data) for _ in range(2)]
+    assert [body.get("kind") for body in bodies if "container" in body] == ["missed"]
+
+
+def heartbeat(node: str, counter: int) -> bytes:
+    device = {"index": 0, "model": "H200", "regime": "gated", "healthy": True, "memory_mib": 1000}
+    unknown = {"utilisation_ratio": {"value": None, "reason": "first_sample"}, "memory_used_mib": {"value": 1.0}}
+    body = {
+        "node": node, "start_id": "s", "counter": counter, "at_us": 0, "mono_us": 0, "period_us": 1_000_000,
+        "devices": [{"uuid": "g0", **device, **unknown}, {"uuid": "g1", **device, **unknown}],
+        "cpu_milli": 1000, "memory_mib": 1000,
+    }  # fmt: skip
+    return json.dumps(body).encode()
+
+
+async def test_the_list_follows_a_warning_and_a_standby_takes_over_from_a_killed_writer(
+    nats_server: NatsServer, tmp_path: Path, outside: Client
+) -> None:
+    counter = itertools.count(1)
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    first = ServiceProcess("services.node_list", tmp_path / "a", nats_server.url)
+    second = ServiceProcess("services.node_list", tmp_path / "b", nats_server.url)
+
+    async def listed() -> Any:
+        await outside.publish("rt.metrics.n1", heartbeat("n1", next(counter)))
+        reply = json.loads((await outside.request("rt.nodes", b"{}", timeout=5)).data)
+        return [(d["uuid"], d["standing"]) for d in reply["devices"]]
+
+    async def lease() -> Any:
+        kv = await outside.jetstream().key_value("rt_nodes")
+        return json.loads((await kv.get("lease.node-list")).value or b"{}")["holder"]
+
+    with first, second:
+        ready = [("g0", "guaranteed"), ("g1", "guaranteed")]
+        await until(lambda: _equals(listed, ready), "both devices guaranteed")
+        holder = await lease()
+        writer, standby = (first, second) if f"-{first.pid}-" in holder else (second, first)
+        writer.kill()
+
+        async def taken_over() -> Any:
+            await listed()
+            return await lease() != holder
+
+        await until(taken_over, "the standby holds the lease", 10)
+        assert standby.stop() == 0
+
+
+async def _equals(listed: Callable[[], Awaitable[Any]], expected: Any) -> bool:
+    return await listed() == expected
+
+
+async def test_a_node_list_query_that_is_no_json_is_answered_with_field_found_and_allowed(
+    nats_server: NatsServer, tmp_path: Path, outside: Client
+) -> None:
+    with ServiceProcess("services.node_list", tmp_path, nats_server.url):
+        for body in (b"", b"{", b"[]", b'{"limit": 0}', b'{"class": "slow"}', b'{"limit": NaN}'):
+            reply = await outside.request("rt.nodes", body, timeout=5)
+            answer = json.loads(reply.data)
+            assert (answer["outcome"], set(answer["error"])) == ("error", {"field", "found", "allowed"})
+            assert (reply.headers or {}).get("Nats-Service-Error-Code") == "400"
+        assert json.loads((await outside.request("rt.nodes", b"{}", timeout=5)).data)["devices"] == []
