@@ -85,6 +85,8 @@ class Core:
         self.counters: Counter[str] = Counter()
         self._commits: dict[int, str] = {}
         self._commit = 0
+        self._delivered = 0
+        """Stream sequence of the last batch that the shell delivered; it only ever grows within one stream."""
 
     def handle(self, event: object, now_us: int) -> list[Effect]:  # noqa: ARG002 - the tracker judges no time
         match event:
@@ -102,11 +104,16 @@ class Core:
 
     def start_seq(self) -> int:
         """First stream sequence that some node has not counted yet; 1 when nothing is known."""
-        return min((node.stream_seq + 1 for node in self.nodes.values()), default=1)
+        first = min((node.stream_seq + 1 for node in self.nodes.values()), default=1)
+        self._delivered = first - 1
+        return first
 
     # --- batches ---
 
     def _batch(self, batch: TaskBatch, seq: int) -> list[Effect]:
+        if seq < self._delivered:
+            self._another_stream()
+        self._delivered = seq
         node = self.nodes.setdefault(batch.node, Node(batch.node))
         if seq <= node.stream_seq:
             self.counters["batches_again"] += 1
@@ -125,6 +132,12 @@ class Core:
             effects += self._row(Case(node, batch, ring, node.records[ring.container], row))
         self._forget_old(node)
         return effects
+
+    def _another_stream(self) -> None:
+        """The stream was lost and made anew: its sequences begin again, and what it holds is new to all."""
+        self.counters["streams_made_anew"] += 1
+        for node in self.nodes.values():
+            node.stream_seq = 0
 
     def _learn(self, node: Node, info: RingInfo, seq: int) -> None:
         node.rings.setdefault(info.ring, Ring(info.container))

@@ -202,3 +202,10 @@ def test_a_row_that_names_a_ring_which_its_batch_does_not_list_is_counted_and_sk
     told.hear(row(BEGIN, 1, ring=5))
     told.hear(row(BEGIN, 1), row(END, 2, 1, stamp_us=1))
     assert (told.core.counters["batches_malformed"], told.counts()) == (1, {"met": 1})
+
+
+def test_a_stream_that_was_lost_and_made_anew_is_counted_from_its_beginning() -> None:
+    told = Told()
+    told.hear(row(BEGIN, 1), row(END, 2, 1, stamp_us=5), seq=900)
+    told.hear(row(BEGIN, 3), row(END, 4, 3, stamp_us=5), seq=1)
+    assert (told.counts(), told.core.counters["streams_made_anew"]) == ({"met": 2}, 1)
