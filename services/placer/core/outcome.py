@@ -46,4 +46,7 @@ class Never:
     would_fit_if: tuple[str, ...] = ()
 
 
+MAX_GANG_NODES = 999
+"""A batch of the ledger holds 1,000 keys, one of them the request's own."""
+
 Decision = Fits | NotNow | Never

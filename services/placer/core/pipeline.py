@@ -1,25 +1,31 @@
-"""One decision from a request and a cluster: filters, scores, a plan; keeps nothing between two decisions."""
+"""One decision from a request and a cluster: filters, scores, a plan, or the reasons; keeps nothing in between."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+
+import numpy as np
 
 from services.placer.core.capabilities import ALL_CAN_ALL, Capabilities
+from services.placer.core.changes import changes
 from services.placer.core.cluster import Cluster
-from services.placer.core.outcome import Assignment, Decision
-from shared.messages import PlaceRequest
+from services.placer.core.demand import Demand
+from services.placer.core.outcome import MAX_GANG_NODES, Assignment, Decision, Fits, Never, NotNow
+from services.placer.core.planners.gang import Plan
+from services.placer.core.question import Question
+from services.placer.core.room import room
+from services.placer.core.rows import Ask
+from services.placer.core.strategies import STRATEGIES, Strategy, strategy_named
+from shared.messages import PlaceRequest, Reason
 
-STRATEGIES: Mapping[str, Any] = {}
 
-
-def decide(
+def decide(  # noqa: PLR0913  # what a decision depends on, all of it by name
     cluster: Cluster,
     request: PlaceRequest,
-    now_us: int,
+    now_us: int,  # noqa: ARG001  # part of the interface: strategies that look at time come later
     *,
     capabilities: Mapping[str, Capabilities] = ALL_CAN_ALL,
-    strategies: Mapping[str, Any] = STRATEGIES,
+    strategies: Mapping[str, Strategy] = STRATEGIES,
     set_aside: frozenset[str] = frozenset(),
     only_replicas: tuple[int, ...] | None = None,
     tie: str = "",
@@ -29,21 +35,81 @@ def decide(
     """Where the replicas go, all of them or none, or why not.
 
     `capabilities` by node, key "" for all other nodes. `only_replicas`: place these and no others;
-    `others_of_request` says where the others are (for spreading and packing). `tie`: breaks ties between equals,
-    by name where it is "". `advise` False leaves `would_fit_if` out, which is most of the work of a refusal.
+    `others_of_request` says where the others are (for spreading and packing). `tie`: shuffles equals, which
+    otherwise go by name. `advise` False leaves `would_fit_if` out, which is most of the work of a refusal.
     Raises FieldError for a strategy that does not exist. Leaves the cluster as it was.
     """
-    raise NotImplementedError
+    question = Question(
+        cluster=cluster,
+        request=request,
+        strategy=strategy_named(request.strategy, strategies),
+        replicas=tuple(range(request.replicas)) if only_replicas is None else only_replicas,
+        capabilities=capabilities,
+        set_aside=set_aside,
+        others=others_of_request,
+        tie=tie,
+    )
+    plan = question.plan()
+    if plan.refused is None and plan.nodes <= MAX_GANG_NODES:
+        return Fits(plan.assignments, plan.score, plan.runner_up, plan.unproven)
+    would_fit_if = tuple(change.text for change in changes(question, plan)) if advise else ()
+    ever = _ever(question)
+    kind = NotNow if ever is None or ever >= len(question.replicas) else Never
+    return kind(_reasons(question, plan, ever), would_fit_if)
 
 
 def fits_more(
     cluster: Cluster,
     request: PlaceRequest,
-    now_us: int,
+    now_us: int,  # noqa: ARG001  # part of the interface
     *,
     capabilities: Mapping[str, Capabilities] = ALL_CAN_ALL,
     set_aside: frozenset[str] = frozenset(),
     limit: int = 10_000,
 ) -> int:
-    """How many more such requests would fit now, at most `limit`."""
-    raise NotImplementedError
+    """How many more such requests would fit now, whole gangs, at most `limit`."""
+    ask = Ask(cluster, Demand.of(request), capabilities, set_aside)
+    nodes = np.sort(room(ask, limit * request.replicas))[::-1]
+    if int(nodes[:MAX_GANG_NODES].sum()) < request.replicas:
+        return 0
+    return min(limit, int(nodes.sum()) // request.replicas)
+
+
+def _ever(question: Question) -> int | None:
+    """How many replicas would fit were every known node empty and healthy; None where a node is not known yet."""
+    ask = question.ask()
+    if ask.strangers() or not len(ask.cluster.all_slots()):
+        return None
+    nodes = np.sort(room(ask, len(question.replicas), empty=True))[::-1]
+    return int(nodes[:MAX_GANG_NODES].sum())
+
+
+def _reasons(question: Question, plan: Plan, ever: int | None) -> tuple[Reason, ...]:
+    """Why there is no place (left): first about all replicas together, then row by row, then who is not known."""
+    rows = plan.refused.reasons() if plan.refused else ()
+    return (*_together(question, plan, ever), *rows, *_unknown(question))
+
+
+def _together(question: Question, plan: Plan, ever: int | None) -> Iterator[Reason]:
+    wanted, done = len(question.replicas), len(plan.assignments)
+    if plan.refused is None:
+        text = f"needs {plan.nodes} nodes, one placement touches at most {MAX_GANG_NODES}"
+        yield Reason(
+            code="never.nodes" if ever is not None and ever < wanted else "not_now.nodes",
+            count=plan.nodes,
+            message=text,
+        )
+    elif ever is not None and 0 < ever < wanted:
+        text = f"needs {wanted} replicas at once, {ever} would fit if everything were empty"
+        yield Reason(code="never.replicas", count=wanted - ever, message=text)
+    elif done:
+        text = f"needs {wanted} replicas at once, {done} fit"
+        yield Reason(code="not_now.replicas", count=wanted - done, message=text)
+
+
+def _unknown(question: Question) -> Iterator[Reason]:
+    if strangers := question.ask().strangers():
+        text = f"candidates that the node list does not know: {', '.join(strangers[:3])}"
+        yield Reason(code="excluded.unknown_node", count=len(strangers), message=text)
+    if not len(question.cluster.all_slots()):
+        yield Reason(code="excluded.no_node", count=0, message="no node is known")

@@ -1,0 +1,50 @@
+"""Columns of numbers that grow together, and a view of some of their rows; knows nothing of nodes or devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+class Columns:
+    """A struct of arrays. Rows are handed out in runs and given back; a run given back is used again."""
+
+    def __init__(self, kinds: Mapping[str, DTypeLike]) -> None:
+        self._columns: dict[str, Array] = {name: np.zeros(64, kind) for name, kind in kinds.items()}
+        self._end = 0
+        self._spare: dict[int, list[range]] = {}
+
+    def __getitem__(self, name: str) -> Array:
+        return self._columns[name]
+
+    def __len__(self) -> int:
+        """How many rows were ever handed out; those given back are among them."""
+        return self._end
+
+    def take(self, count: int) -> range:
+        """A run of `count` rows; what stands in them is old."""
+        if runs := self._spare.get(count):
+            return runs.pop()
+        rows = range(self._end, self._end + count)
+        self._end = rows.stop
+        size = len(next(iter(self._columns.values())))
+        if self._end > size:
+            extra = max(size, self._end - size)
+            for name, column in self._columns.items():
+                self._columns[name] = np.concatenate([column, np.zeros(extra, column.dtype)])
+        return rows
+
+    def give_back(self, rows: range) -> None:
+        self._spare.setdefault(len(rows), []).append(rows)
+
+    def write(self, rows: range, **values: Any) -> None:
+        """Sets some columns of a run, each from one value or from a list of as many as there are rows."""
+        for name, value in values.items():
+            self._columns[name][rows.start : rows.stop] = value

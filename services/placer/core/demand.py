@@ -1,0 +1,67 @@
+"""What one replica of a request takes, in exact integers: the one place where a request becomes a reservation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from shared.admission import RtTask
+from shared.messages import Kind, PlaceRequest, Reservation
+from shared.units import share_micro
+
+NEWCOMER = "this request"
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Share in millionths and memory in MiB are of each of `count` devices; count 0 sees no device at all."""
+
+    request: PlaceRequest
+    count: int
+    share_micro: int
+    device_memory_mib: int
+    cpu_milli: int
+    memory_mib: int
+
+    @classmethod
+    def of(cls, request: PlaceRequest) -> Demand:
+        """Raises UnitError (a LaxityError) for a share below half a millionth."""
+        gpu = request.gpu
+        return cls(
+            request=request,
+            count=gpu.count if gpu else 0,
+            share_micro=share_micro(gpu.share) if gpu else 0,
+            device_memory_mib=gpu.memory_mib if gpu else 0,
+            cpu_milli=request.cpu_milli,
+            memory_mib=request.memory_mib,
+        )
+
+    @cached_property
+    def kind(self) -> Kind:
+        """A request without a deadline promises nothing, as a soft one."""
+        return self.request.realtime.kind if self.request.realtime else Kind.SOFT
+
+    @cached_property
+    def task(self) -> RtTask | None:
+        """The recurring task to be admitted; None where no runtime is declared."""
+        return RtTask.of(NEWCOMER, self.request.realtime) if self.request.realtime else None
+
+    @cached_property
+    def resident(self) -> RtTask | None:
+        """The same task without its name, as one that is there already is counted."""
+        return replace(self.task, name="") if self.task else None
+
+    def reservation(self, request_id: str, replica: int, generation: int, devices: tuple[str, ...]) -> Reservation:
+        """What the ledger holds for one replica that was given these devices."""
+        return Reservation(
+            request_id=request_id,
+            replica=replica,
+            generation=generation,
+            devices=devices,
+            share_micro=self.share_micro,
+            device_memory_mib=self.device_memory_mib,
+            cpu_milli=self.cpu_milli,
+            memory_mib=self.memory_mib,
+            realtime=self.request.realtime,
+            priority=self.request.priority,
+        )

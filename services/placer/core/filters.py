@@ -1,0 +1,305 @@
+"""Who cannot take a request, and why: one filter per reason, each a mask over rows and one sentence in numbers.
+
+Filters run in order, and each sees only the rows that passed all before it: every row lost is counted once, under the
+first reason that rules it out. `waits` says whether time may mend it: a request that some row could take one day is
+answered *not now*, any other *never*. docs/placement.md has the table of codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from services.placer.core.cluster import STATES, UNKNOWN
+from services.placer.core.columns import Bools, Ints
+from services.placer.core.feasible import NO_SLACK, explained
+from services.placer.core.rows import Rows
+from shared.admission import hard_guarantee
+from shared.messages import Kind, NodeState, Reason, Regime
+from shared.units import format_mib
+
+_LEAST: Final = -NO_SLACK
+
+
+@dataclass(frozen=True)
+class Filter:
+    """`fails` gives the rows ruled out (None: none is), `says` one sentence about those that were."""
+
+    code: str
+    fails: Callable[[Rows], Bools | None]
+    says: Callable[[Rows], str]
+    waits: bool = True
+
+
+@dataclass(frozen=True)
+class Sifted:
+    """`first` is, for each row asked, the number of the filter that ruled it out, or -1."""
+
+    rows: Rows
+    first: Ints
+    filters: Sequence[Filter]
+
+    @cached_property
+    def passing(self) -> Rows:
+        return self.rows.where(self.first < 0)
+
+    @cached_property
+    def possible(self) -> Rows:
+        """Those that could take the request one day."""
+        return self.rows.where(np.array([*(f.waits for f in self.filters), True])[self.first])
+
+    def reasons(self) -> tuple[Reason, ...]:
+        """Why the others were passed over, nearest to fitting first; the counts add up to the rows lost."""
+        numbers = [int(number) for number in np.unique(self.first)[::-1] if number >= 0]
+        return tuple(self._reason(self.filters[n], self.rows.where(self.first == n)) for n in numbers)
+
+    def _reason(self, one: Filter, lost: Rows) -> Reason:
+        return Reason(code=one.code, count=len(lost), message=one.says(lost))
+
+
+def sift(rows: Rows, filters: Sequence[Filter] | None = None) -> Sifted:
+    """Sends the rows through the filters; the answer for a row depends on its node alone."""
+    filters = filters or (DEVICE_FILTERS if rows.ask.demand.count else NODE_FILTERS)
+    first = np.full(len(rows), -1, np.int64)
+    left, place = rows, np.arange(len(rows))
+    for number, one in enumerate(filters):
+        bad = one.fails(left) if len(left) else None
+        if bad is not None and bad.any():
+            first[place[bad]] = number
+            left, place = left.where(~bad), place[~bad]
+    return Sifted(rows, first, filters)
+
+
+# ---------------------------------------------------------------------------------- the node as a whole
+
+
+def _not_candidate(rows: Rows) -> Bools | None:
+    return None if rows.ask.demand.request.candidates is None else ~rows.ask.chosen[rows.node]
+
+
+def _not_selected(rows: Rows) -> Bools | None:
+    return ~rows.ask.selected[rows.node] if rows.ask.demand.request.node_selector else None
+
+
+def _says_selector(rows: Rows) -> str:
+    wanted = ", ".join(f"{k}={v}" for k, v in sorted(rows.ask.demand.request.node_selector.items()))
+    return f"needs a node with {wanted}, which these are not: {rows.node_names()}"
+
+
+def _says_backend(rows: Rows) -> str:
+    names = {rows.node_name(int(place)) for place in np.unique(rows.node, return_index=True)[1]}
+    fields = sorted({rows.ask.lacking(name) or "" for name in names})
+    return f"{', '.join(fields)} cannot be honoured by the backend of {rows.node_names()}"
+
+
+def _in_state(state: NodeState, says: str) -> Filter:
+    number = STATES.index(state)
+    return Filter(f"excluded.{state}", lambda rows: rows.of_node("state") == number, _on(says))
+
+
+def _small(asked: str, column: str) -> Callable[[Rows], Bools | None]:
+    """Nodes of which the column is known and below what is asked."""
+
+    def fails(rows: Rows) -> Bools | None:
+        need, values = getattr(rows.ask.demand, asked), rows.of_node(column)
+        return ((values < need) & (values != UNKNOWN)) if need else None
+
+    return fails
+
+
+def _unknown_use(rows: Rows) -> Bools:
+    demand = rows.ask.demand
+    lost: Bools = (rows.of_node("cpu_free") == UNKNOWN) & (demand.cpu_milli > 0)
+    lost |= (rows.of_node("memory_free") == UNKNOWN) & (demand.memory_mib > 0)
+    if demand.count and demand.device_memory_mib:
+        lost |= rows.of_device("memory_free") == UNKNOWN
+    return lost
+
+
+def _says_cpu(column: str, word: str) -> Callable[[Rows], str]:
+    def says(rows: Rows) -> str:
+        best, need = rows.best(values := rows.of_node(column)), rows.ask.demand.cpu_milli
+        return f"needs {need} milli CPU on one node, {word} is {values[best]} ({rows.node_name(best)})"
+
+    return says
+
+
+def _says_memory(column: str, word: str) -> Callable[[Rows], str]:
+    def says(rows: Rows) -> str:
+        best, need = rows.best(values := rows.of_node(column)), format_mib(rows.ask.demand.memory_mib)
+        return f"needs {need} on one node, {word} is {format_mib(int(values[best]))} ({rows.node_name(best)})"
+
+    return says
+
+
+# -------------------------------------------------------------------------------------------- one device
+
+
+def _other_model(rows: Rows) -> Bools | None:
+    return ~np.isin(rows.of_device("model"), rows.ask.models) if len(rows.ask.models) else None
+
+
+def _says_model(rows: Rows) -> str:
+    gpu, cluster = rows.ask.demand.request.gpu, rows.ask.cluster
+    _, places = np.unique(rows.of_device("model"), return_index=True)
+    there = sorted({cluster.device(int(rows.index[place])).model for place in places})
+    return f"needs {' or '.join((gpu and gpu.models) or ())}, these are {', '.join(there[:5])}"
+
+
+def _no_gate(rows: Rows) -> Bools | None:
+    task = rows.ask.demand.task
+    return None if task and task.gate else rows.by_sharing(lambda sharing: sharing.regime is Regime.GATED)
+
+
+def _no_guarantee(rows: Rows) -> Bools | None:
+    return rows.by_sharing(lambda s: not hard_guarantee(s)[0]) if rows.ask.demand.kind is Kind.HARD else None
+
+
+def _says_guarantee(rows: Rows) -> str:
+    whys = {hard_guarantee(rows.ask.cluster.loads[int(row)].sharing)[1] for row in rows.index}
+    return f"kind hard: {'; '.join(sorted(whys))}"
+
+
+def _memory_small(column: str) -> Callable[[Rows], Bools | None]:
+    def fails(rows: Rows) -> Bools | None:
+        need, values = rows.ask.demand.device_memory_mib, rows.of_device(column)
+        return ((values < need) & (values != UNKNOWN)) if need else None
+
+    return fails
+
+
+def _memory_unknown(rows: Rows) -> Bools | None:
+    """Of healthy devices: a lost one says nothing, and may say it again when it is back."""
+    unknown: Bools = (rows.of_device("memory_capacity") == UNKNOWN) & rows.of_device("healthy")
+    return unknown if rows.ask.demand.device_memory_mib else None
+
+
+def _says_device_memory(column: str, word: str) -> Callable[[Rows], str]:
+    def says(rows: Rows) -> str:
+        best, need = rows.best(values := rows.of_device(column)), format_mib(rows.ask.demand.device_memory_mib)
+        return f"needs {need} on one device, {word} is {format_mib(int(values[best]))} ({rows.label(best)})"
+
+    return says
+
+
+def _no_share(rows: Rows) -> Bools:
+    short: Bools = rows.of_device("share_free") < rows.ask.demand.share_micro
+    return short
+
+
+def _says_share(rows: Rows) -> str:
+    best = rows.best(values := rows.of_device("share_free"))
+    need, most = (_share(int(micro)) for micro in (rows.ask.demand.share_micro, values[best]))
+    return f"needs a share of {need} of one device, largest free is {most} ({rows.label(best)})"
+
+
+def _share(micro: int) -> str:
+    return f"{micro / 1_000_000:.6f}".rstrip("0").rstrip(".")
+
+
+def _late_alone(rows: Rows) -> Bools:
+    verdicts = rows.ask.cluster.verdicts(rows.ask.demand, rows.index[:0])
+    return rows.by_sharing(lambda sharing: not verdicts.alone(sharing).admitted)
+
+
+def _says_late_alone(rows: Rows) -> str:
+    verdicts, loads = rows.ask.cluster.verdicts(rows.ask.demand, rows.index[:0]), rows.ask.cluster.loads
+    alone = [verdicts.alone(loads[int(row)].sharing) for row in rows.index]
+    place = rows.best(np.array([_LEAST if v.slack_us is None else v.slack_us for v in alone]))
+    return f"{alone[place].reason} (an empty {rows.label(place)})"
+
+
+def _late(rows: Rows) -> Bools:
+    late: Bools = ~rows.verdicts.column("admitted", rows.index)
+    return late
+
+
+def _says_late(rows: Rows) -> str:
+    slack = rows.verdicts.column("slack", rows.index)
+    place = rows.best(np.where(slack == NO_SLACK, _LEAST, slack))
+    return f"{explained(rows.ask.demand, rows.ask.cluster.loads[int(rows.index[place])])} ({rows.label(place)})"
+
+
+def _few(rows: Rows) -> Bools | None:
+    """Nodes with fewer rows left than the devices of one replica."""
+    count = rows.ask.demand.count
+    return rows.per_node() < count if count > 1 else None
+
+
+def _says_few(word: str) -> Callable[[Rows], str]:
+    def says(rows: Rows) -> str:
+        best = rows.best(values := rows.per_node())
+        return f"needs {rows.ask.demand.count} devices on one node, {word} is {values[best]} ({rows.node_name(best)})"
+
+    return says
+
+
+def _unhealthy(rows: Rows) -> Bools:
+    return ~rows.of_device("healthy")
+
+
+def _says_unhealthy(rows: Rows) -> str:
+    why = rows.ask.cluster.device(int(rows.index[0])).reason
+    first = f"not healthy: {rows.label(0)}{f' ({why})' if why else ''}"
+    return f"{first} and {len(rows) - 1} more" if len(rows) > 1 else first
+
+
+# ------------------------------------------------------------------------------------------ in their order
+
+
+def _on(says: str) -> Callable[[Rows], str]:
+    """A sentence that only needs to name the nodes."""
+    return lambda rows: f"{says}: {rows.node_names()}"
+
+
+def _never(code: str, fails: Callable[[Rows], Bools | None], says: Callable[[Rows], str]) -> Filter:
+    return Filter(f"never.{code}", fails, says, waits=False)
+
+
+_THERE = "largest there is"
+_FREE = "largest free"
+
+_NODE_NEVER: Final = (
+    Filter("excluded.not_candidate", _not_candidate, _on("not among the candidates"), waits=False),
+    _never("selector", _not_selected, _says_selector),
+    _never("backend", lambda rows: ~rows.ask.backed[rows.node], _says_backend),
+    _in_state(NodeState.JOINED, "has just joined, not all of it is known yet"),
+    _never("cpu", _small("cpu_milli", "cpu_capacity"), _says_cpu("cpu_capacity", _THERE)),
+    _never("node_memory", _small("memory_mib", "memory_capacity"), _says_memory("memory_capacity", _THERE)),
+)
+_NODE_EXCLUDED: Final = (
+    _in_state(NodeState.UNREACHABLE, "no heartbeat"),
+    _in_state(NodeState.LOST, "no heartbeat for long"),
+    Filter("excluded.set_aside", lambda rows: rows.ask.aside[rows.node], _on("set aside after a failed start")),
+)
+_NODE_NOW: Final = (
+    Filter("excluded.unknown_use", _unknown_use, _on("what others use is unknown")),
+    Filter("not_now.cpu", _small("cpu_milli", "cpu_free"), _says_cpu("cpu_free", _FREE)),
+    Filter("not_now.node_memory", _small("memory_mib", "memory_free"), _says_memory("memory_free", _FREE)),
+)
+
+NODE_FILTERS: Final = (*_NODE_NEVER, *_NODE_EXCLUDED, *_NODE_NOW)
+
+DEVICE_FILTERS: Final = (
+    *_NODE_NEVER,
+    _never("no_device", lambda rows: ~rows.of_device("is_device"), _on("has no device")),
+    _never("model", _other_model, _says_model),
+    _never("memory", _memory_small("memory_capacity"), _says_device_memory("memory_capacity", _THERE)),
+    _never("memory_unknown", _memory_unknown, _on("asked for device memory, how much there is is unknown")),
+    _never("gate", _no_gate, _on("gated devices take only requests with gate: true and a runtime_us")),
+    _never("guarantee", _no_guarantee, _says_guarantee),
+    _never("deadline", _late_alone, _says_late_alone),
+    _never("devices", _few, _says_few("most that could ever do")),
+    *_NODE_EXCLUDED,
+    Filter("excluded.unhealthy", _unhealthy, _says_unhealthy),
+    Filter("excluded.stale", lambda rows: ~rows.of_device("listed"), _on("in no list of the node list, too old")),
+    *_NODE_NOW,
+    Filter("not_now.share", _no_share, _says_share),
+    Filter("not_now.memory", _memory_small("memory_free"), _says_device_memory("memory_free", _FREE)),
+    Filter("not_now.deadline", _late, _says_late),
+    Filter("not_now.devices", _few, _says_few("most free")),
+)

@@ -1,0 +1,42 @@
+"""A request and everything its decision depends on, so that it can be asked again with one thing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from services.placer.core.capabilities import Capabilities
+from services.placer.core.cluster import Cluster
+from services.placer.core.demand import Demand
+from services.placer.core.outcome import MAX_GANG_NODES, Assignment
+from services.placer.core.planners.gang import Plan, Wish, plan
+from services.placer.core.rows import Ask
+from services.placer.core.strategies import Strategy
+from shared.messages import PlaceRequest
+
+
+@dataclass(frozen=True)
+class Question:
+    """`replicas` are to be placed, `others` of the same request have their places already."""
+
+    cluster: Cluster
+    request: PlaceRequest
+    strategy: Strategy
+    replicas: tuple[int, ...]
+    capabilities: Mapping[str, Capabilities]
+    set_aside: frozenset[str] = frozenset()
+    others: tuple[Assignment, ...] = ()
+    tie: str = ""
+
+    def ask(self) -> Ask:
+        return Ask(self.cluster, Demand.of(self.request), self.capabilities, self.set_aside)
+
+    def plan(self) -> Plan:
+        """A plan over more nodes than one placement may touch is made again, on as few as possible."""
+        wish = Wish(self.strategy, self.replicas, self.request.spread_over, self.tie, self.others)
+        first = plan(self.ask(), wish)
+        return first if first.nodes <= MAX_GANG_NODES else plan(self.ask(), replace(wish, spread_over="pack"))
+
+    def fits(self) -> bool:
+        found = self.plan()
+        return found.refused is None and found.nodes <= MAX_GANG_NODES

@@ -1,0 +1,36 @@
+"""The strategies by name: a plain map, one file per strategy; a new one is one more file and one more entry here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from services.placer.core.strategies.base import Candidates, Ranking, Strategy
+from services.placer.core.strategies.binpack import Binpack
+from services.placer.core.strategies.deadline import Deadline
+from services.placer.core.strategies.spread import Spread
+from shared.errors import FieldError
+
+
+def registry(strategies: Iterable[Strategy]) -> Mapping[str, Strategy]:
+    """By name; raises ValueError where two have the same."""
+    by_name: dict[str, Strategy] = {}
+    for strategy in strategies:
+        if strategy.name in by_name:
+            raise ValueError(f"two strategies are named {strategy.name}")
+        by_name[strategy.name] = strategy
+    return MappingProxyType(by_name)
+
+
+STRATEGIES: Final = registry((Deadline(), Binpack(), Spread()))
+
+
+def strategy_named(name: str, strategies: Mapping[str, Strategy] = STRATEGIES) -> Strategy:
+    """Raises FieldError for a name that is not there."""
+    if name not in strategies:
+        raise FieldError("strategy", name, f"one of {', '.join(sorted(strategies))}")
+    return strategies[name]
+
+
+__all__ = ["STRATEGIES", "Candidates", "Ranking", "Strategy", "registry", "strategy_named"]
