@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import nats
 import pytest
 from nats.aio.client import Client
 
 from shared.messages import TaskEventKind
 from shared.testing.nats_server import NatsServer
 from shared.testing.service_process import ServiceProcess
+from tests.outside import connect, events, until, value
 from tests.unit.test_tracker_core import batch, row
 
 BEGIN, END, OVERDUE, *_ = TaskEventKind
@@ -25,34 +24,9 @@ BEGIN, END, OVERDUE, *_ = TaskEventKind
 @pytest.fixture
 async def outside(nats_url: str) -> AsyncIterator[Client]:
     """A client that imports nothing of ours."""
-    client = await nats.connect(nats_url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
+    client = await connect(nats_url)
     yield client
     await client.close()
-
-
-async def until(seen: Callable[[], Awaitable[Any]], what: str, limit_s: float = 20) -> Any:
-    """The first true answer; fails with the last one when the time is over."""
-    deadline, last = time.monotonic() + limit_s, None
-    while time.monotonic() < deadline:
-        if last := await seen():
-            return last
-        await asyncio.sleep(0.05)
-    pytest.fail(f"{what}: not within {limit_s} s, last seen {last!r}")
-
-
-async def events(client: Client, subject: str) -> list[tuple[str, dict[str, Any]]]:
-    """All stored events of a subject: (ce-id, body)."""
-    js = client.jetstream()
-    sub = await js.pull_subscribe(subject, stream="RT_EVENTS")
-    found = []
-    while True:
-        try:
-            messages = await sub.fetch(500, timeout=0.3)
-        except nats.errors.TimeoutError:
-            break
-        found += [((m.headers or {}).get("ce-id", ""), json.loads(m.data)) for m in messages]
-    await sub.unsubscribe()
-    return found
 
 
 async def say(client: Client, *rows: tuple[int, ...]) -> None:
@@ -77,12 +51,8 @@ async def test_verdicts_of_a_killed_tracker_are_neither_lost_nor_doubled(
                 tracker.start()
 
         async def judged() -> Any:
-            kv = await outside.jetstream().key_value("rt_deadlines")
-            try:
-                state = json.loads((await kv.get("node.n1")).value or b"{}")
-            except nats.js.errors.KeyNotFoundError:
-                return None
-            record = state["containers"][0]
+            state = await value(outside, "rt_deadlines", "node.n1")
+            record = state["containers"][0] if state else {"missed": 0, "lost": 0, "open": 0}
             return record["missed"] + record["lost"] + record["open"] >= 20 and record
 
         record = await until(judged, "all twenty tasks in the checkpoint")
@@ -129,8 +99,8 @@ async def test_the_list_follows_a_warning_and_a_standby_takes_over_from_a_killed
         return [(d["uuid"], d["standing"]) for d in reply["devices"]]
 
     async def lease() -> Any:
-        kv = await outside.jetstream().key_value("rt_nodes")
-        return json.loads((await kv.get("lease.node-list")).value or b"{}")["holder"]
+        found = await value(outside, "rt_nodes", "lease.node-list")
+        return found and found["holder"]
 
     with first, second:
         ready = [("g0", "guaranteed"), ("g1", "guaranteed")]
