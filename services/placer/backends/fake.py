@@ -151,7 +151,9 @@ class FakeBackend:
                 for key in exited.keys() - posted:
                     post(exited[key])
                 posted = set(exited)
-                ends = [r.exit_at_us - now_us for k, r in everything.items() if r.exit_at_us and k not in exited]
+                ends = [
+                    r.exit_at_us - now_us for k, r in everything.items() if r.exit_at_us is not None and k not in exited
+                ]
                 await wake.wait(min([RESCAN_US, *ends]))
         finally:
             self._wakes.discard(wake)
@@ -218,29 +220,32 @@ class FakeBackend:
             return None
         return known.record
 
-    def _records(self, folder: Path) -> list[tuple[Path, _Record]]:
+    def _records(self, folder: Path) -> tuple[tuple[Path, _Record], ...]:
         try:
-            names = [name for name in os.listdir(folder) if not name.startswith(".")]
+            paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
         except FileNotFoundError:
-            return []
-        found = ((folder / name, self._load(folder / name)) for name in sorted(names))
-        return [(path, record) for path, record in found if record is not None]
+            return ()
+        found = ((path, self._load(path)) for path in paths)
+        return tuple((path, record) for path, record in found if record is not None)
 
     def _everywhere(self) -> dict[tuple[Path, tuple[int, int]], _Record]:
         """All records of all nodes, keyed so that another start of the same name has another key."""
         try:
-            nodes = os.listdir(self._state_root)
+            nodes = list(self._state_root.iterdir())
         except FileNotFoundError:
             return {}
-        everything = [entry for node in nodes for entry in self._records(self._state_root / node)]
+        everything = [entry for node in nodes for entry in self._records(node)]
         return {(path, self._read[path].version): record for path, record in everything}
 
 
-def _number(name: str, text: object) -> int:
+def _number(name: str, text: object, least: int = 0) -> int:
     try:
-        return int(str(text))
+        number = int(str(text))
     except ValueError:
-        raise BackendError(f"env {name}: found {text!r}, allowed: a whole number") from None
+        number = least - 1
+    if number < least:
+        raise BackendError(f"env {name}: found {text!r}, allowed: a whole number, at least {least}")
+    return number
 
 
 def _write_once(path: Path, body: bytes) -> None:

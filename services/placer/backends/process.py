@@ -208,7 +208,7 @@ class ProcessBackend:
 
     def _spawn(self, folder: Folder, lock: int) -> dict[str, Any]:
         """What the shim reports: pid, or error."""
-        command = [sys.executable, "-I", "-S", str(SHIM), str(folder.path)]
+        command = [sys.executable, "-I", "-S", str(SHIM), str(folder.path), str(lock)]
         with (folder.path / "shim.log").open("ab") as log:
             shim = subprocess.Popen(
                 command,

@@ -29,10 +29,11 @@ class StartError(Exception):
     """The command could not be executed; the text says why."""
 
 
-def main(folder: str) -> None:
+def main(folder: str, lock: int) -> None:
     """Start the command, report, and stay until it and all that it started has ended."""
     if os.fork():  # the placer reaps the first process at once; init reaps us, whoever lives then
         os._exit(0)
+    os.set_inheritable(lock, False)  # ours for life, and not the command's  # noqa: FBT003
     os.chdir(folder)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *HANDED_ON})
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -234,4 +235,4 @@ def _prctl(option: int, value: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

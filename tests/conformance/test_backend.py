@@ -1,0 +1,329 @@
+"""What every backend must do, run on each: one behaviour, whether it is played, a process, or an engine's container."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from services.placer.backends.base import Backend, Seen, StartSpec
+from services.placer.backends.fake import FakeBackend
+from services.placer.backends.process import ProcessBackend, ProcessOptions
+from shared.errors import BackendError
+from shared.messages.ledger import ContainerLabels, Reservation
+from shared.messages.place import Gpu, Kind, PlaceRequest, Realtime, Secret
+
+NODE = "node-1"
+BOX = "laxity-0123456789abcdef01234567"
+LIMIT_S = 15
+HOSTILE = ["a b", "../../escape", "a.*.>", ".", "..", "-rf", "ü/\u202e", "line\nbreak", "." * 253, "x" * 253]
+REALTIME = Realtime(deadline_us=50_000, period_us=100_000, runtime_us=12_000, kind=Kind.FIRM)
+
+
+class Cluster:
+    """One place where containers run, and as many placers' backend objects on it as a test asks for."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
+        self.rings = folder / "rings"
+        self._folder = folder
+
+    def backend(self) -> Backend:
+        if self.kind == "fake":
+            return FakeBackend(self._folder / "state", self.rings, stop_grace_us=200_000)
+        options = ProcessOptions(stop_grace_us=200_000)
+        return ProcessBackend(self._folder / "state", self.rings, options, work_dir=self._folder)
+
+    def runs(self) -> int:
+        """How many times a command made by ``spec`` was executed; the fake executes none."""
+        log = self._folder / "runs"
+        return len(log.read_text().splitlines()) if log.exists() else 0
+
+    def entries(self) -> set[str]:
+        return {path.name for path in self._folder.iterdir()}
+
+
+@pytest.fixture(params=["fake", "process"])
+async def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Cluster]:
+    cluster = Cluster(request.param, tmp_path)
+    yield cluster
+    backend = cluster.backend()
+    for node in [NODE, *HOSTILE]:
+        for seen in await backend.list(node):
+            await backend.stop(seen.node, seen.container)
+
+
+def spec(
+    container: str = BOX,
+    node: str = NODE,
+    *,
+    exits_after_s: float | None = None,
+    code: int = 0,
+    stubborn: bool = False,
+    fails: bool = False,
+    generation: int = 1,
+) -> StartSpec:
+    """The same container for every backend: a command for those that run one, FAKE_… for the one that does not."""
+    env: dict[str, str | Secret] = {}
+    wait = "exec sleep 60"
+    if exits_after_s is not None:
+        env |= {"FAKE_EXIT_AFTER_US": str(int(exits_after_s * 1e6)), "FAKE_EXIT_CODE": str(code)}
+        wait = f"sleep {exits_after_s}; exit {code}"
+    if stubborn:
+        env["FAKE_IGNORE_TERM"] = "1"
+        wait = f"trap '' TERM; {wait}"
+    if fails:
+        env["FAKE_START_FAILS"] = "always"
+    command = ("no-such-command",) if fails else ("sh", "-c", f"echo run >> runs; {wait}")
+    request = PlaceRequest(command=command, env=env, gpu=Gpu(share=0.5), realtime=REALTIME)
+    held = Reservation(
+        request_id="detector-7f3a",
+        replica=0,
+        generation=generation,
+        devices=("GPU-5f1",),
+        share_micro=500_000,
+        device_memory_mib=0,
+        cpu_milli=0,
+        memory_mib=0,
+        realtime=REALTIME,
+    )
+    labels = ContainerLabels(container=container, ledger_id="ledger", node=node, reservation=held, name="detector")
+    return StartSpec(labels, request)
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    give_up = time.monotonic() + LIMIT_S
+    while not await condition():
+        assert time.monotonic() < give_up, "what the test waits for did not happen"
+        await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def watched(backend: Backend) -> AsyncIterator[list[Seen]]:
+    posts: list[Seen] = []
+    task = asyncio.create_task(backend.watch(posts.append))
+    try:
+        yield posts
+    finally:
+        assert not task.done()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def exited(backend: Backend, container: str = BOX) -> Seen:
+    found: list[Seen] = []
+
+    async def look() -> bool:
+        found[:] = [s for s in await backend.list(NODE) if s.container == container and s.state == "exited"]
+        return bool(found)
+
+    await until(look)
+    return found[0]
+
+
+async def first(posts: list[Seen]) -> Seen:
+    async def any_post() -> bool:
+        return bool(posts)
+
+    await until(any_post)
+    return posts[0]
+
+
+async def test_a_started_container_is_listed_as_running_with_its_labels(cluster: Cluster) -> None:
+    backend = cluster.backend()
+    started = await backend.start(spec())
+    (seen,) = await backend.list(NODE)
+    assert (NODE, BOX, "running", None) == (seen.node, seen.container, seen.state, seen.exit_code)
+    assert spec().labels == seen.labels
+    assert started == seen
+    assert [] == await backend.list("node-2")
+
+
+async def test_labels_lie_beside_the_ring_for_the_monitor(cluster: Cluster) -> None:
+    await cluster.backend().start(spec())
+    (file,) = cluster.rings.rglob("container.json")
+    assert spec().labels == ContainerLabels.from_json(file.read_bytes())
+
+
+async def test_labels_outlive_the_placer_that_wrote_them(cluster: Cluster) -> None:
+    await cluster.backend().start(spec())
+    (seen,) = await cluster.backend().list(NODE)
+    assert spec().labels == seen.labels
+
+
+async def test_a_second_start_finds_the_first(cluster: Cluster) -> None:
+    backend = cluster.backend()
+    once = await backend.start(spec())
+    again = await backend.start(spec())
+    other = await cluster.backend().start(spec())
+    assert once == again == other
+    assert 1 == len(await backend.list(NODE))
+
+
+async def test_starts_at_the_same_time_by_two_placers_make_one_container(cluster: Cluster) -> None:
+    one, other = cluster.backend(), cluster.backend()
+    seen = await asyncio.gather(*(backend.start(spec()) for backend in [one, other] * 4))
+    assert {"running"} == {s.state for s in seen}
+    assert 1 == len(await one.list(NODE)) == len(await other.list(NODE))
+    assert len({s.pid for s in seen}) == 1
+    if cluster.kind == "process":
+
+        async def ran() -> bool:
+            return cluster.runs() > 0
+
+        await until(ran)
+        assert 1 == cluster.runs()
+
+
+async def test_an_exited_container_does_not_run_again_in_its_generation(cluster: Cluster) -> None:
+    backend = cluster.backend()
+    await backend.start(spec(exits_after_s=0, code=3))
+    await exited(backend)
+    runs = cluster.runs()
+    again = await cluster.backend().start(spec(exits_after_s=0, code=3))
+    assert ("exited", 3) == (again.state, again.exit_code)
+    assert runs == cluster.runs()
+
+
+async def test_a_start_that_fails_says_why_and_leaves_nothing(cluster: Cluster) -> None:
+    backend = cluster.backend()
+    with pytest.raises(BackendError, match=r"no-such-command|FAKE_START_FAILS"):
+        await backend.start(spec(fails=True))
+    assert [] == await backend.list(NODE)
+    assert [] == [p for p in cluster.rings.rglob("*") if p.is_file()]
+    assert "running" == (await backend.start(spec())).state
+
+
+async def test_a_stopped_container_is_gone_and_forgotten(cluster: Cluster) -> None:
+    backend = cluster.backend()
+    await backend.start(spec())
+    await backend.stop(NODE, BOX)
+    assert [] == await backend.list(NODE)
+    assert [] == await cluster.backend().list(NODE)
+
+
+async def test_stopping_again_or_what_is_unknown_or_exited_is_no_error(cluster: Cluster) -> None:
+    backend = cluster.backend()
+    await backend.stop(NODE, "never-seen")
+    await backend.start(spec(exits_after_s=0))
+    await exited(backend)
+    await backend.stop(NODE, BOX)
+    await backend.stop(NODE, BOX)
+    assert [] == await backend.list(NODE)
+
+
+async def test_two_placers_may_stop_the_same_at_once(cluster: Cluster) -> None:
+    await cluster.backend().start(spec(stubborn=True))
+    await asyncio.gather(*(cluster.backend().stop(NODE, BOX) for _ in range(4)))
+    assert [] == await cluster.backend().list(NODE)
+
+
+async def test_one_that_ignores_a_polite_stop_is_ended_after_the_grace(cluster: Cluster) -> None:
+    backend = cluster.backend()
+    await backend.start(spec(stubborn=True))
+    if cluster.kind == "process":  # the trap must be set before TERM comes
+
+        async def ran() -> bool:
+            return cluster.runs() == 1
+
+        await until(ran)
+    before = time.monotonic()
+    await backend.stop(NODE, BOX)
+    assert time.monotonic() - before >= 0.19
+    assert [] == await backend.list(NODE)
+
+
+async def test_an_exit_is_posted_once_and_listed_with_its_code(cluster: Cluster) -> None:
+    backend = cluster.backend()
+    async with watched(backend) as posts:
+        await backend.start(spec(exits_after_s=0.1, code=3))
+        await backend.start(spec("beside-it"))
+        posted = await first(posts)
+        assert ("exited", 3, BOX, NODE) == (posted.state, posted.exit_code, posted.container, posted.node)
+        assert posted == await exited(backend)
+        await backend.start(spec("another", exits_after_s=0))
+
+        async def second_post() -> bool:
+            return len(posts) > 1
+
+        await until(second_post)
+        assert [BOX, "another"] == [post.container for post in posts]
+
+
+async def test_another_placer_sees_the_exit_of_what_it_did_not_start(cluster: Cluster) -> None:
+    adopting = cluster.backend()
+    async with watched(adopting) as posts:
+        await cluster.backend().start(spec(exits_after_s=0.2, code=7))
+        assert 7 == (await first(posts)).exit_code
+    assert 7 == (await exited(adopting)).exit_code
+
+
+async def test_a_placer_that_comes_later_sees_an_exit_that_nobody_watched(cluster: Cluster) -> None:
+    first_one = cluster.backend()
+    await first_one.start(spec(exits_after_s=0, code=9))
+    await exited(first_one)
+    del first_one
+    async with watched(cluster.backend()) as posts:
+        posted = await first(posts)
+    assert ("exited", 9, spec(exits_after_s=0, code=9).labels) == (posted.state, posted.exit_code, posted.labels)
+
+
+async def test_a_removed_one_is_forgotten_and_a_running_one_kept(cluster: Cluster) -> None:
+    backend = cluster.backend()
+    await backend.start(spec(exits_after_s=0))
+    await exited(backend)
+    await backend.start(spec("still-running"))
+    for container in [BOX, BOX, "still-running", "never-seen"]:
+        await backend.remove(NODE, container)
+    assert [("still-running", "running")] == [(s.container, s.state) for s in await backend.list(NODE)]
+
+
+async def test_a_name_can_be_used_again_after_it_was_removed(cluster: Cluster) -> None:
+    backend = cluster.backend()
+    async with watched(backend) as posts:
+        for count in (1, 2):
+            await backend.start(spec(exits_after_s=0, code=count))
+
+            async def posted(count: int = count) -> bool:
+                return len(posts) == count
+
+            await until(posted)
+            await backend.remove(NODE, BOX)
+        assert [1, 2] == [post.exit_code for post in posts]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_hostile_names_are_only_names(cluster: Cluster, name: str) -> None:
+    backend = cluster.backend()
+    await backend.start(spec(name, node=name))
+    (seen,) = await cluster.backend().list(name)
+    assert (name, name, "running") == (seen.node, seen.container, seen.state)
+    assert {"state", "rings", "runs"} >= cluster.entries()
+    await backend.stop(name, name)
+    assert [] == await backend.list(name)
+
+
+async def test_many_containers_are_kept_apart(cluster: Cluster) -> None:
+    backend = cluster.backend()
+    names = {f"laxity-{number}" for number in range(12)}
+    await asyncio.gather(*(backend.start(spec(name)) for name in names))
+    assert names == {seen.container for seen in await backend.list(NODE)}
+    await backend.stop(NODE, "laxity-3")
+    assert names - {"laxity-3"} == {seen.container for seen in await backend.list(NODE)}
+    await asyncio.gather(*(backend.stop(NODE, name) for name in names))
+    assert [] == await backend.list(NODE)
+
+
+async def test_what_it_cannot_do_is_refused_and_not_left_out(cluster: Cluster) -> None:
+    backend = cluster.backend()
+    asked = spec()
+    request = asked.request.model_copy(update={"env": {"TOKEN": Secret(secret="vault/token")}})
+    if backend.capabilities.lacking(request) is None:
+        assert "running" == (await backend.start(StartSpec(asked.labels, request))).state
+        return
+    with pytest.raises(BackendError, match="TOKEN"):
+        await backend.start(StartSpec(asked.labels, request))
+    assert [] == await backend.list(NODE)

@@ -1,0 +1,158 @@
+"""How the fake backend plays what a request's environment asks for, in virtual time."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from services.placer.backends.base import Seen, StartSpec
+from services.placer.backends.fake import FakeBackend
+from shared.errors import BackendError
+from shared.messages.ledger import ContainerLabels, Reservation
+from shared.messages.place import PlaceRequest
+from shared.testing.manual_clock import ManualClock
+
+NODE, BOX = "node-1", "box"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(now_us=1_000)
+
+
+@pytest.fixture
+def fake(tmp_path: Path, clock: ManualClock) -> FakeBackend:
+    return FakeBackend(tmp_path, clock=clock)
+
+
+def spec(generation: int = 1, **env: str) -> StartSpec:
+    held = Reservation(
+        request_id="detector",
+        replica=0,
+        generation=generation,
+        devices=("GPU-1",),
+        share_micro=1_000_000,
+        device_memory_mib=0,
+        cpu_milli=0,
+        memory_mib=0,
+    )
+    labels = ContainerLabels(container=BOX, ledger_id="ledger", node=NODE, reservation=held)
+    return StartSpec(labels, PlaceRequest(image="detector:3", env=dict(env)))
+
+
+async def states(backend: FakeBackend) -> list[tuple[str, int | None]]:
+    return [(seen.state, seen.exit_code) for seen in await backend.list(NODE)]
+
+
+async def test_a_start_takes_the_time_it_is_told(fake: FakeBackend, clock: ManualClock) -> None:
+    starting = asyncio.create_task(fake.start(spec(FAKE_START_US="250000")))
+    await clock.advance(0)
+    await clock.advance(249_999)
+    assert [] == await states(fake)
+    await clock.advance(1)
+    assert starting.done()
+    assert [("running", None)] == await states(fake)
+
+
+async def test_the_first_generations_fail_to_start(fake: FakeBackend) -> None:
+    for generation in (1, 2):
+        for _ in range(2):  # a repeat within a generation meets the same fate
+            with pytest.raises(BackendError, match="told to fail"):
+                await fake.start(spec(generation, FAKE_START_FAILS="2"))
+    await fake.start(spec(3, FAKE_START_FAILS="2"))
+    assert [("running", None)] == await states(fake)
+
+
+async def test_it_can_always_fail_to_start(fake: FakeBackend) -> None:
+    with pytest.raises(BackendError, match="told to fail"):
+        await fake.start(spec(1_000, FAKE_START_FAILS="always"))
+
+
+async def test_it_exits_when_and_how_it_is_told(fake: FakeBackend, clock: ManualClock) -> None:
+    await fake.start(spec(FAKE_EXIT_AFTER_US="40000", FAKE_EXIT_CODE="3"))
+    await clock.advance(39_999)
+    assert [("running", None)] == await states(fake)
+    await clock.advance(1)
+    assert [("exited", 3)] == await states(fake)
+
+
+async def test_a_watcher_hears_of_an_exit_at_its_time(fake: FakeBackend, clock: ManualClock) -> None:
+    async with watched(fake) as posts:
+        await clock.advance(0)
+        await fake.start(spec(FAKE_EXIT_AFTER_US="40000", FAKE_EXIT_CODE="3"))
+        await clock.advance(39_999)
+        assert [] == posts
+        await clock.advance(1)
+        assert [3] == [post.exit_code for post in posts]
+        await clock.advance(1_000_000)
+        assert [3] == [post.exit_code for post in posts]
+
+
+async def test_one_that_ignores_term_takes_the_whole_grace(tmp_path: Path, clock: ManualClock) -> None:
+    fake = FakeBackend(tmp_path, clock=clock, stop_grace_us=70_000)
+    await fake.start(spec(FAKE_IGNORE_TERM="1"))
+    stopping = asyncio.create_task(fake.stop(NODE, BOX))
+    await clock.advance(0)
+    await clock.advance(69_999)
+    assert not stopping.done()
+    await clock.advance(1)
+    assert stopping.done()
+    assert [] == await states(fake)
+
+
+async def test_a_container_can_be_killed_from_outside(fake: FakeBackend, clock: ManualClock) -> None:
+    async with watched(fake) as posts:
+        await fake.start(spec())
+        await clock.advance(10)
+        fake.kill(NODE, BOX, exit_code=None)
+        await clock.advance(0)
+        assert [("exited", None)] == [(post.state, post.exit_code) for post in posts]
+    with pytest.raises(BackendError, match="not on"):
+        fake.kill(NODE, "another")
+
+
+async def test_the_next_call_raises_the_error_it_was_given_and_the_one_after_does_not(fake: FakeBackend) -> None:
+    fake.next_error = BackendError("engine is away")
+    with pytest.raises(BackendError, match="engine is away"):
+        await fake.list(NODE)
+    await fake.start(spec())
+    assert [("running", None)] == await states(fake)
+
+
+async def test_calls_are_recorded_in_order(fake: FakeBackend) -> None:
+    await fake.start(spec())
+    await fake.stop(NODE, BOX)
+    await fake.remove(NODE, BOX)
+    await fake.list(NODE)
+    assert [("start", BOX), ("stop", BOX), ("remove", BOX), ("list", NODE)] == fake.calls
+
+
+@pytest.mark.parametrize("name", ["FAKE_START_FAILS", "FAKE_START_US", "FAKE_EXIT_AFTER_US", "FAKE_EXIT_CODE"])
+async def test_a_value_that_is_no_number_is_a_failed_start_that_names_it(fake: FakeBackend, name: str) -> None:
+    with pytest.raises(BackendError, match=f"{name}: found 'soon', allowed: a whole number"):
+        await fake.start(spec(1, **{name: "soon"}))
+    assert [] == await states(fake)
+
+
+@pytest.mark.parametrize("name", ["FAKE_START_FAILS", "FAKE_START_US", "FAKE_EXIT_AFTER_US"])
+async def test_a_time_or_count_below_nothing_is_a_failed_start(fake: FakeBackend, name: str) -> None:
+    with pytest.raises(BackendError, match=f"{name}: found '-1'"):
+        await fake.start(spec(1, **{name: "-1"}))
+
+
+async def test_a_spoiled_file_is_no_container(fake: FakeBackend, tmp_path: Path) -> None:
+    await fake.start(spec())
+    (tmp_path / NODE / f"{BOX}.json").write_text("{")
+    assert [] == await states(fake)
+
+
+@contextlib.asynccontextmanager
+async def watched(backend: FakeBackend) -> AsyncIterator[list[Seen]]:
+    posts: list[Seen] = []
+    task = asyncio.create_task(backend.watch(posts.append))
+    yield posts
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
