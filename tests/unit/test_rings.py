@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from laxity import ring
 from laxity.ring import HEAD_OFFSET, HEADER_SIZE, Mark, Ring
@@ -95,6 +97,20 @@ def test_the_record_under_the_pen_is_not_believed(writer: Ring, reader: RingRead
     patch(writer.path, HEADER_SIZE + 16, b"\xff" * 8)
     read = reader.read()
     assert (1, list(range(2, 17))) == (read.lost, read.seq.tolist())
+
+
+def test_a_record_that_comes_under_the_pen_while_it_is_copied_is_not_believed(writer: Ring) -> None:
+    class Overtaken(RingReader):
+        def _copy(self, first: int, head: int) -> NDArray[np.void]:
+            write(writer, 3)
+            patch(writer.path, HEADER_SIZE + 16, struct.pack("<QQ", 1, 99))  # record 17 begins to take the place of 1
+            return super()._copy(first, head)
+
+    write(writer, 5)
+    reader = Overtaken.open(writer.path)
+    read = reader.read()
+    assert (1, list(range(2, 11))) == (read.lost, read.seq.tolist())
+    reader.close()
 
 
 def test_a_record_that_is_not_visible_yet_is_taken_at_the_next_read(writer: Ring, reader: RingReader) -> None:
