@@ -221,10 +221,12 @@ class Connection:
 
     # --- hearing ---
 
-    async def subscribe(self, subject: str, handler: Handler, queue: str = "", *, unbounded: bool = False) -> Listening:
+    async def subscribe(
+        self, subject: str, handler: Handler, queue: str = "", limit: int = PENDING_MESSAGES
+    ) -> Listening:
         """Call ``handler`` with each message, one at a time; it survives reconnects and faults of the handler.
 
-        ``unbounded``: nothing is dropped when the handler is slow, because the server itself holds back.
+        ``limit``: messages that may wait for it before the newest are dropped; 0 where the server itself holds back.
         """
 
         async def guarded(raw: ClientMsg) -> None:
@@ -243,8 +245,8 @@ class Connection:
                 subject,
                 queue=queue,
                 cb=guarded,
-                pending_msgs_limit=0 if unbounded else PENDING_MESSAGES,
-                pending_bytes_limit=0 if unbounded else PENDING_BYTES,
+                pending_msgs_limit=limit,
+                pending_bytes_limit=PENDING_BYTES if limit else 0,
             )
         )
 

@@ -60,7 +60,7 @@ class _Session:
         connection = self._js.connection
         lost = connection.lost
         inbox = connection.new_inbox()
-        listening = await connection.subscribe(inbox, self._on_message, unbounded=True)
+        listening = await connection.subscribe(inbox, self._on_message, limit=0)
         try:
             usual = {
                 "deliver_subject": inbox,

@@ -113,7 +113,7 @@ class Pull:
         lost = connection.lost
         request = _Request(self._handler)
         inbox = connection.new_inbox()
-        listening = await connection.subscribe(f"{inbox}.*", request.on_message, unbounded=True)
+        listening = await connection.subscribe(f"{inbox}.*", request.on_message, limit=0)
         try:
             for number in itertools.count(1):
                 request.begin()
