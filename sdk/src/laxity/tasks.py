@@ -20,7 +20,8 @@ _MAX_NAMES = 1024  # names remembered in their encoded form; more than that are 
 
 _ring: Ring | None = None
 _opened = False
-_opening = threading.Lock()
+_making = False
+_opening = threading.RLock()
 _warned: set[str] = set()
 _names: dict[str, bytes] = {}
 _new = object.__new__
@@ -142,12 +143,17 @@ def _deadline(given: object) -> int:
 
 
 def _open() -> Ring | None:
-    global _ring, _opened
+    global _ring, _opened, _making
     with _opening:
-        if not _opened:
+        if _opened or _making:  # a signal handler that comes while its own thread makes the ring goes unrecorded
+            return _ring
+        _making = True
+        try:
             directory = os.environ.get("LAXITY_RING_DIR", "")
             _ring = _make_ring(directory) if directory else None
             _opened = True
+        finally:
+            _making = False
     return _ring
 
 
@@ -184,9 +190,9 @@ def _warn(text: str) -> None:
 
 def _forget() -> None:
     """Start afresh, as a forked child must: the ring that it inherited belongs to its parent."""
-    global _ring, _opened, _opening, _default_deadline_us
-    inherited, _ring, _opened = _ring, None, False
-    _opening = threading.Lock()  # another thread of the parent may have held it at the fork
+    global _ring, _opened, _making, _opening, _default_deadline_us
+    inherited, _ring, _opened, _making = _ring, None, False, False
+    _opening = threading.RLock()  # another thread of the parent may have held it at the fork
     _default_deadline_us = None
     if inherited is not None:
         inherited.close()
