@@ -98,6 +98,13 @@ class GroupCommit:
         for intent in reversed(batch.intents):
             self.add(intent, first=True)
 
+    def drop(self) -> list[Intent]:
+        """Nothing of what waits may be done any more."""
+        dropped = list(self._waiting)
+        self._waiting.clear()
+        self._keys.clear()
+        return dropped
+
     def breathe(self) -> None:
         """Time has passed: conflicts before are forgotten."""
         self._conflicts = 0

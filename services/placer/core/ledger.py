@@ -106,7 +106,7 @@ class Ledger:
         stored = self._table(key.kind).get(key.name)
         return stored.revision if stored else 0
 
-    def keys(self) -> Iterator[tuple[str, Stored[Message]]]:
+    def written(self) -> Iterator[tuple[str, Stored[Message]]]:
         """Every key that has a value, as it is written."""
         for kind, name_key in _KEYS.items():
             for name, stored in self._table(kind).items():
@@ -133,6 +133,13 @@ class Ledger:
             table[key.name] = _stored(_MODELS[key.kind], change, now_us)
         self._index(key)
         return key
+
+    def clear(self) -> None:
+        """Nothing is known any more."""
+        for kind in _KEYS:
+            self._table(kind).clear()
+        self.live.clear()
+        self.rebuilt.clear()
 
     def forget(self, request_id: str) -> None:
         """Drop a record whose time in the ledger is over."""
@@ -189,6 +196,7 @@ class Draft:
         self._final_ttl_s = final_ttl_s
         self._identity: LedgerIdentity | None = None
         self._records: dict[str, RequestRecord] = {}
+        self._steps_before: dict[str, int] = {}
         self._nodes: dict[str, tuple[Reservation, ...]] = {}
         self._leases: dict[str, Lease | None] = {}
 
@@ -227,12 +235,20 @@ class Draft:
         rebuilt = (each for node in self._ledger.rebuilt for each in self.reservations(node) if each.container)
         return max((each.generation for each in rebuilt if each.request_id == request_id), default=0)
 
+    def records(self) -> Iterator[tuple[RequestRecord, int]]:
+        """What is planned of requests, each with the number of its last step before."""
+        for request_id, record in self._records.items():
+            yield record, self._steps_before[request_id]
+
     # --- planning ---
 
     def put_identity(self, identity: LedgerIdentity) -> None:
         self._identity = identity
 
     def put(self, record: RequestRecord) -> None:
+        if record.request_id not in self._records:
+            known = self._ledger.record(record.request_id)
+            self._steps_before[record.request_id] = known.steps[-1].number if known else 0
         self._records[record.request_id] = record
 
     def put_lease(self, name: str, lease: Lease | None) -> None:

@@ -86,8 +86,11 @@ class Judge:
             return None
         if replica is None or labels.reservation.generation > replica.generation:
             return "newer"
-        same = labels.reservation.generation == replica.generation
-        return "elsewhere" if same and replica.node not in {None, labels.node} else None
+        if labels.reservation.generation < replica.generation:
+            return None
+        if replica.state == State.HELD:
+            return "newer"  # a hold starts nothing: the key is from before its confirmation
+        return "elsewhere" if replica.node not in {None, labels.node} else None
 
     def _known(self, found: Found, held: Reservation, result: Judgement) -> None:
         record = self.ledger.record(held.request_id)

@@ -54,6 +54,12 @@ class Recovery:
         copy = self._copies.pop(request_id, None)
         return [Ack(copy.ack)] if copy else []
 
+    def give_back(self) -> list[Ack]:
+        """Let others have them at once."""
+        back = [Ack(copy.ack, delay_us=0) for copy in self._copies.values()]
+        self._copies.clear()
+        return back
+
     def due(self, now_us: int, at_once: Callable[[int], bool]) -> list[Copy]:
         """Copies to decide here now; `at_once` says by stream sequence which need no grace."""
         due = [copy for copy in self._copies.values() if copy.due_us <= now_us or at_once(copy.seq)]

@@ -1,0 +1,177 @@
+"""Carrying out what the ledger says, through backends: starts, stops, lists, and what is learnt from them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Protocol
+
+from services.placer.core.containers import (
+    Ended,
+    Found,
+    Listed,
+    ListFailed,
+    ListNode,
+    Start,
+    Started,
+    StartFailed,
+    Stop,
+    StopFailed,
+    Stopped,
+)
+from services.placer.core.following import Following
+from services.placer.core.hands import Hands
+from services.placer.core.intents import Chooser, Intent
+from services.placer.core.intents_life import MarkExited, MarkGone, MarkStarted, MarkStartFailed
+from services.placer.core.leader import Leader
+from services.placer.core.ledger import Ledger
+from services.placer.core.reconcile import Judge
+from services.placer.core.records import nodes_of
+from services.placer.core.telling import Telling
+from shared.effects import Effect
+from shared.messages import RequestRecord, Reservation, State, container_name
+
+MOST_LISTS = 64
+"""Asked for at one tick; of more nodes the rest comes at the next."""
+
+
+class Placer(Protocol):
+    """What is needed of the core."""
+
+    me: str
+    ledger: Ledger
+    following: Following
+    leader: Leader
+    telling: Telling
+    chooser: Chooser
+    counters: Counter[str]
+    now_us: int
+
+    @property
+    def wall_us(self) -> int: ...
+
+    def add(self, intent: Intent) -> None: ...
+
+    def say(self, effects: Iterable[Effect]) -> None: ...
+
+
+class Carrying:
+    """Nothing here writes: what is seen of a container becomes an intent, and the ledger decides what follows."""
+
+    def __init__(self, placer: Placer) -> None:
+        self._placer = placer
+        self.hands = Hands()
+        self._to_list: list[str] = []
+
+    def carry(self, effects: Iterable[Effect]) -> None:
+        """Hand effects to the shell, but no start, stop or list of what is in hand already."""
+        for effect in effects:
+            if isinstance(effect, Start | Stop | ListNode) and not self.hands.take(effect, self._placer.now_us):
+                continue
+            if isinstance(effect, Start):
+                self._note(effect.labels.reservation, f"start of {effect.labels.container} on {effect.labels.node}")
+            self._placer.say([effect])
+
+    def pursue(self, record: RequestRecord) -> None:
+        """Stop what is to be stopped, as its owner; a start that is under way is left to end first."""
+        if record.owner != self._placer.me or record.state != State.STOPPING:
+            return
+        for each in record.replicas:
+            if each.state == State.STOPPING and each.node is not None:
+                name = self._container(record.request_id, each.replica, each.generation)
+                self.carry([Stop(each.node, name)])
+
+    # --- what runs ---
+
+    def ask_lists(self, known: Iterable[str]) -> None:
+        """The leader looks at every node that it can reach, others where they own something."""
+        placer = self._placer
+        wanted = {node for node in {*known, *placer.ledger.nodes} if placer.chooser.reaches(node)}
+        if not placer.leader.leads:
+            owned = (record for record in placer.ledger.live_records() if record.owner == placer.me)
+            wanted &= {node for record in owned for node in nodes_of(record)}
+        self._to_list = [node for node in self._to_list if node in wanted] or sorted(wanted)
+        self.carry([ListNode(node) for node in self._to_list[:MOST_LISTS]])
+        del self._to_list[:MOST_LISTS]
+
+    def listed(self, event: Listed) -> None:
+        placer, asked_us = self._placer, self.hands.listed(event.node)
+        if asked_us is None or not placer.following.ok or placer.following.ledger_id is None:
+            return
+        judge = Judge(
+            placer.ledger,
+            placer.me,
+            placer.following.ledger_id,
+            placer.following.own_ids,
+            lambda container: self.hands.busy(container, asked_us),
+        )
+        judgement = judge.judge(event, asked_us)
+        for intent in judgement.intents:
+            placer.add(intent)
+        for alarm in judgement.alarms:
+            placer.counters[f"containers.{alarm.kind}"] += 1
+            placer.say(placer.telling.alarm(alarm, placer.following.ledger_id, placer.wall_us))
+        self.carry(judgement.effects)
+
+    def list_failed(self, event: ListFailed) -> None:
+        """Nothing is known of the node's containers, so nothing is concluded."""
+        self.hands.listed(event.node)
+        self._placer.counters["lists.failed"] += 1
+
+    def ended(self, event: Ended) -> None:
+        """A backend's watch is quicker than the next list; both say the same."""
+        labels = event.found.labels
+        if labels is not None and labels.ledger_id in self._placer.following.own_ids:
+            self._seen(event.found, labels.reservation)
+
+    # --- how starts and stops ended ---
+
+    def started(self, event: Started) -> None:
+        begun = self.hands.ended(event.found.container, self._placer.now_us)
+        if isinstance(begun, Start):
+            held = begun.labels.reservation
+            self._note(held, "running" if event.found.running else "ran, and has ended")
+            self._seen(event.found, held)
+
+    def _seen(self, found: Found, held: Reservation) -> None:
+        which = (held.request_id, held.replica, held.generation)
+        if found.running:
+            self._placer.add(MarkStarted(*which, found.node))
+        else:
+            self._placer.add(MarkExited(*which, found.exit_code))
+        self._pursue_again(held.request_id)
+
+    def start_failed(self, event: StartFailed) -> None:
+        begun = self.hands.ended(event.container, self._placer.now_us)
+        if isinstance(begun, Start):
+            held = begun.labels.reservation
+            self._note(held, f"start failed: {event.reason}")
+            self._placer.add(MarkStartFailed(held.request_id, held.replica, held.generation, event.reason))
+            self._pursue_again(held.request_id)
+
+    def _pursue_again(self, request_id: str) -> None:
+        """A stop may have waited for the start to end."""
+        stored = self._placer.ledger.records.get(request_id)
+        if stored is not None and stored.value is not None:
+            self.pursue(stored.value)
+
+    def stopped(self, event: Stopped) -> None:
+        self.hands.ended(event.container, self._placer.now_us)
+        for held in self._placer.ledger.reservations(event.node):
+            if self._container(held.request_id, held.replica, held.generation) == event.container:
+                self._note(held, "gone")
+                self._placer.add(MarkGone(held.request_id, held.replica, held.generation))
+
+    def stop_failed(self, event: StopFailed) -> None:
+        """It may still run: its reservation stays, and the next beat tries again."""
+        self.hands.ended(event.container, self._placer.now_us)
+        self._placer.counters["stops.failed"] += 1
+
+    def _container(self, request_id: str, replica: int, generation: int) -> str:
+        assert self._placer.following.ledger_id is not None
+        return container_name(self._placer.following.ledger_id, request_id, replica, generation)
+
+    def _note(self, held: Reservation, text: str) -> None:
+        self._placer.telling.note(
+            held.request_id, f"replica {held.replica} generation {held.generation}: {text}", self._placer.now_us
+        )

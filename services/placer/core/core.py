@@ -1,0 +1,438 @@
+"""The placer's core: events become intents, written batches become replies, events, starts and stops; no I/O.
+
+How it fits together: whatever happens queues an Intent (intents*.py). One batch of them at a time is planned over
+the view (ledger.py), committed (commits.py) and, once written, followed by its effects. What the view shows of a
+record that this placer owns is carried out: its steps are published, its stops are pursued, and its starts are kept
+up by what the backends list (reconcile.py). So it makes no difference who wrote a state or when it was read, and a
+placer that takes over does nothing that a placer does not do anyway.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from services.placer.core.capabilities import Capabilities
+from services.placer.core.carrying import Carrying
+from services.placer.core.cluster import Cluster
+from services.placer.core.commits import Batch, GroupCommit, after_write, was_written
+from services.placer.core.containers import (
+    Ended,
+    Listed,
+    ListFailed,
+    PlaceStreamAt,
+    Read,
+    ReadDone,
+    Started,
+    StartFailed,
+    StopFailed,
+    Stopped,
+)
+from services.placer.core.following import Following
+from services.placer.core.intents import Chooser, Intent, Rules, Scope
+from services.placer.core.intents_decide import Decide
+from services.placer.core.intents_leader import CreateLedger, DropLease, Lead, RenewLease, Resign
+from services.placer.core.intents_life import Confirm, Release
+from services.placer.core.invariants import node_faults, record_faults
+from services.placer.core.leader import Leader
+from services.placer.core.leases import Leases
+from services.placer.core.ledger import IDENTITY_KEY, Draft, Key, Ledger
+from services.placer.core.recovery import Recovery
+from services.placer.core.telling import Telling
+from shared.effects import (
+    Ack,
+    CommitDone,
+    CommitOutcome,
+    Disconnected,
+    Draining,
+    Effect,
+    KeyChanged,
+    Received,
+    Tick,
+    WatchReplayed,
+)
+from shared.errors import FieldError
+from shared.messages import (
+    ConfirmRequest,
+    NodeFacts,
+    PlaceRequest,
+    ReleaseRequest,
+    Reservation,
+    unknown_fields,
+)
+from shared.subjects import LEDGER, NODES, Subjects, decode, node_key
+
+BEAT, SOON, LIST = "beat", "soon", "list"
+"""Ticks: leases and the leader's rounds; what is due; lists of what runs."""
+RETRY_COPY_US = 5_000_000
+"""When a stored request comes again to a placer that may not decide."""
+LEDGER_CHANGED = (503, "ledger", "another one than at this placer's start", "the same, or one accepted by an operator")
+REFUSED = (500, "(ledger)", "a commit that the server refuses", "one that it takes")
+
+
+class Core:
+    """One placer. `me` names this start of the process, `new_ledger_id` is used where there is no ledger yet."""
+
+    def __init__(
+        self,
+        me: str,
+        new_ledger_id: str,
+        subjects: Subjects,
+        capabilities: Mapping[str, Capabilities],
+        rules: Rules | None = None,
+        wall_offset_us: int = 0,
+    ) -> None:
+        self.me = me
+        self.rules = rules or Rules()
+        self.counters: Counter[str] = Counter()
+        self.ledger = Ledger()
+        self.cluster = Cluster()
+        self.leases = Leases(self.ledger, self.rules.lease_ttl_us)
+        self.leader = Leader(me, self.ledger, self.leases, self.rules)
+        self.commits = GroupCommit(self.rules.batch)
+        self.following = Following()
+        self.recovery = Recovery(self.rules.grace_us)
+        self.telling = Telling(subjects, me)
+        self.chooser = Chooser(self.cluster, capabilities, tie=me)
+        self.carrying = Carrying(self)
+        self._new_ledger_id = new_ledger_id
+        self.now_us = 0
+        self._wall_offset_us = wall_offset_us
+        self._beat_us: int | None = None
+        self._facts: dict[str, NodeFacts] = {}
+        self._stream_seq = 0
+        self._made_ids = 0
+        self._draining = False
+        self._effects: list[Effect] = []
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Received: self._received,
+            Tick: self._tick,
+            KeyChanged: self._key_changed,
+            WatchReplayed: self._replayed,
+            ReadDone: self._read_done,
+            CommitDone: self._committed,
+            Started: self.carrying.started,
+            StartFailed: self.carrying.start_failed,
+            Stopped: self.carrying.stopped,
+            StopFailed: self.carrying.stop_failed,
+            Ended: self.carrying.ended,
+            Listed: self.carrying.listed,
+            ListFailed: self.carrying.list_failed,
+            PlaceStreamAt: self._stream_at,
+            Disconnected: self._disconnected,
+            Draining: self._drain,
+        }
+
+    def handle(self, event: object, now_us: int) -> list[Effect]:
+        self.now_us = now_us
+        handler = self._handlers.get(type(event))
+        if handler is not None:
+            handler(event)
+        self._pump()
+        effects, self._effects = self._effects, []
+        return effects
+
+    @property
+    def health(self) -> str:
+        """`ok`, or why this placer decides nothing."""
+        return self.following.alarm or "ok"
+
+    @property
+    def wall_us(self) -> int:
+        """By the last tick: what people read, and what place_by is measured with."""
+        return self.now_us + self._wall_offset_us
+
+    def add(self, intent: Intent) -> None:
+        """Queue a transition."""
+        self.commits.add(intent)
+
+    def say(self, effects: Iterable[Effect]) -> None:
+        """Hand effects to the shell."""
+        self._effects += effects
+
+    def check(self) -> None:
+        """Every invariant that one placer's view can show; across keys only the ledger itself can (invariants.py)."""
+        records = (stored.value for stored in self.ledger.records.values() if stored.value)
+        faults = [fault for record in records for fault in record_faults(record)]
+        for node in self.ledger.nodes:
+            faults += node_faults(node, self.ledger.reservations(node))
+        assert not faults, "; ".join(faults)
+
+    def story(self, id: str) -> list[str]:  # noqa: A002  # the word of the interface
+        """What happened to one request: its steps, then what this placer did."""
+        stored = self.ledger.records.get(id)
+        return self.telling.story(id, stored.value if stored else None)
+
+    # --- planning and committing ---
+
+    def _pump(self) -> None:
+        """Plan and commit what waits, unless a batch is in flight or the ledger is not followed."""
+        while self.following.ok and (intents := self.commits.take()):
+            draft = Draft(self.ledger, self.cluster, self.rules.final_ttl_s)
+            effects = [effect for intent in intents for effect in self._plan(intent, draft)]
+            if writes := draft.writes():
+                self._effects.append(self.commits.begin(intents, draft, writes, effects))
+            else:
+                draft.abandon()
+                self.carrying.carry(effects)
+
+    def _plan(self, intent: Intent, draft: Draft) -> tuple[Effect, ...]:
+        scope = Scope(self.me, self.rules, draft, self.leases, self.chooser, self.now_us, self.wall_us)
+        try:
+            return intent.plan(scope)
+        except FieldError as fault:
+            self.counters["requests.wrong"] += 1
+            return intent.refused(400, fault.field, fault.found, fault.allowed)
+
+    def _committed(self, done: CommitDone) -> None:
+        batch = self.commits.end(done)
+        if batch is None:
+            return
+        self.counters[f"commits.{done.outcome}"] += 1
+        if was_written(batch.commit.writes, done):
+            self._written(batch, done)
+        elif done.outcome == CommitOutcome.REFUSED and len(batch.intents) == 1:
+            self.carrying.carry(batch.intents[0].refused(*REFUSED))
+        else:
+            for change in done.current:
+                self._take_in(change)
+            self._again(batch)
+        batch.draft.abandon()
+
+    def _again(self, batch: Batch) -> None:
+        if self.following.alarm is None:
+            self.commits.again(batch)
+            return
+        for intent in batch.intents:
+            self.carrying.carry(intent.refused(*LEDGER_CHANGED))
+
+    def _written(self, batch: Batch, done: CommitDone) -> None:
+        self.commits.written()
+        for change in after_write(batch.commit.writes, done):
+            self._take_in(change)
+        for record, steps_before in batch.draft.records():
+            after = 0 if record.owner == self.me else steps_before
+            self._effects += self.telling.steps(record, batch.draft.ledger_id, after)
+        self.carrying.carry(batch.effects)
+
+    # --- the ledger and the nodes ---
+
+    def _key_changed(self, change: KeyChanged) -> None:
+        if change.bucket == LEDGER:
+            self.following.heard(change)
+            self._take_in(change)
+        elif change.bucket == NODES and change.key.startswith("node."):
+            self._facts_changed(decode(change.key.removeprefix("node.")), change.value)
+
+    def _take_in(self, change: KeyChanged) -> None:
+        key = self.ledger.observe(change, self.now_us)
+        if key is None:
+            return
+        if key.kind == IDENTITY_KEY:
+            self._identity_changed()
+        elif key.kind == "node":
+            self._node_changed(key)
+        elif key.kind == "request":
+            self._record_changed(key.name)
+
+    def _node_changed(self, key: Key) -> None:
+        """Fewer reservations may help who waits. Where a batch has planned on the node, its end puts things right."""
+        reservations = self.ledger.reservations(key.name)
+        if not set(_ids(self.cluster.reservations(key.name))) <= set(_ids(reservations)):
+            self.leader.something_changed()
+        self.cluster.set_reservations(key.name, reservations)
+
+    def _record_changed(self, request_id: str) -> None:
+        """What was waiting for this record goes on, and what this placer owns is carried out."""
+        stored = self.ledger.records.get(request_id)
+        if stored is None:
+            return
+        self._effects += self.recovery.known(request_id)
+        record = stored.value
+        if record is not None and record.owner == self.me and self.following.ledger_id is not None:
+            self._effects += self.telling.steps(record, self.following.ledger_id)
+            self.carrying.pursue(record)
+
+    def _facts_changed(self, node: str, value: bytes | None) -> None:
+        try:
+            facts = NodeFacts.trusted(value) if value is not None else None
+        except FieldError:
+            self.counters["malformed.node_facts"] += 1
+            return
+        if not self.chooser.reaches(node):
+            self.counters["nodes.without_backend"] += node not in self._facts
+            return
+        known = self._facts.pop(node, None)
+        if facts is not None:
+            self._facts[node] = facts
+        self.cluster.set_facts(node, facts, self.now_us)
+        if known is None or facts is None or _timeless(known) != _timeless(facts):
+            self.leader.something_changed()
+
+    def _identity_changed(self) -> None:
+        before, alarmed = self.following.ledger_id, self.following.alarm
+        wrong = self.following.identity(self.ledger)
+        if wrong is not None:
+            self._stop_deciding(wrong)
+        elif alarmed is not None and self.following.alarm is None:
+            said = f"{self.following.ledger_id}, former {', '.join(self.following.former) or 'none'}"
+            self._effects.append(self.telling.ledger("ledger_accepted", said, self.wall_us))
+            self._first_words()
+        elif before is None:
+            for record in list(self.ledger.live_records()):
+                self._record_changed(record.request_id)
+
+    def _replayed(self, event: WatchReplayed) -> None:
+        if event.bucket == NODES:
+            for node in [node for node in self._facts if node_key(node) not in event.keys]:
+                self._facts_changed(node, None)
+        if event.bucket != LEDGER:
+            return
+        self.leases.grant(self.now_us)
+        if doubtful := self.following.replayed(event, self.ledger):
+            self._effects.append(Read(doubtful))
+        self._first_words()
+
+    def _first_words(self) -> None:
+        self.commits.add(RenewLease(), first=True)
+        self.commits.add(CreateLedger(self._new_ledger_id), first=True)
+
+    def _read_done(self, event: ReadDone) -> None:
+        if wrong := self.following.read(event.current):
+            self._stop_deciding(wrong)
+            return
+        for change in event.current:
+            self._take_in(change)
+
+    def _disconnected(self, _: Disconnected) -> None:
+        self.following.lost()
+
+    def _stop_deciding(self, wrong: str) -> None:
+        """The ledger is not the one that this placer knew: whoever waits is told, and nothing is touched."""
+        if self.following.alarm is None:
+            self.counters["ledger_foreign"] += 1
+            self._effects.append(self.telling.ledger("ledger_foreign", wrong, self.wall_us))
+        nodes = list(self.ledger.nodes)
+        for change in self.following.stop(wrong, self.ledger):
+            self.ledger.observe(change, self.now_us)
+        for node in {*nodes, *self.ledger.nodes}:
+            self.cluster.set_reservations(node, self.ledger.reservations(node))
+        for intent in self.commits.drop():
+            self.carrying.carry(intent.refused(*LEDGER_CHANGED))
+
+    # --- requests ---
+
+    def _received(self, event: Received) -> None:
+        match event.message:
+            case PlaceRequest() as request if event.ack:
+                self._copy(event, request)
+            case PlaceRequest() as request:
+                self._place(event, request)
+            case ConfirmRequest() as asked:
+                self._ask(Confirm(asked.request_id, asked.generation, asked.replica, event.reply))
+            case ReleaseRequest() as asked:
+                stored = self.ledger.records.get(asked.request_id)
+                size = len(stored.value.replicas) if stored and stored.value else 1
+                self._ask(Release(asked.request_id, event.reply, size))
+
+    def _place(self, event: Received, request: PlaceRequest) -> None:
+        if request.request_id is None:
+            self._made_ids += 1
+            request = request.model_copy(update={"request_id": f"{self.me}-{self._made_ids}"})
+        warnings = tuple(f"unknown field: {name}" for name in unknown_fields(event.raw)) if event.raw else ()
+        self._ask(Decide(request, event.reply, warnings=warnings))
+
+    def _ask(self, intent: Intent) -> None:
+        if self.following.alarm is not None:
+            self.carrying.carry(intent.refused(*LEDGER_CHANGED))
+        else:
+            self.commits.add(intent)
+
+    def _copy(self, event: Received, request: PlaceRequest) -> None:
+        if why := self.recovery.needs_none(request):
+            self.counters[why] += 1
+            self._effects.append(Ack(event.ack))
+        elif self.following.alarm is not None:
+            self._effects.append(Ack(event.ack, RETRY_COPY_US))
+        elif request.request_id in self.ledger.records:
+            self._effects.append(Ack(event.ack))
+        else:
+            self._effects += self.recovery.keep(event, request, self.now_us)
+
+    def _stream_at(self, event: PlaceStreamAt) -> None:
+        self._stream_seq = event.seq
+
+    def _decide_copies(self) -> None:
+        """Copies whose grace is over; at once those from before this placer's start, where no other is alive."""
+        alone = not self.leases.others_alive(self.me, self.now_us)
+        for copy in self.recovery.due(self.now_us, lambda seq: alone and seq <= self._stream_seq):
+            self.counters["replay.decided"] += 1
+            self.commits.add(Decide(copy.request, ack=copy.ack))
+
+    # --- time ---
+
+    def _tick(self, tick: Tick) -> None:
+        self._wall_offset_us = tick.wall_us - self.now_us
+        self.commits.breathe()
+        if not self.following.ok:
+            return
+        if tick.name == BEAT:
+            self._beat()
+        elif tick.name == SOON:
+            self._decide_copies()
+            if self.leader.leads:
+                self._add(self.leader.soon(self.now_us, self.wall_us))
+        elif tick.name == LIST and not self._draining:
+            self.carrying.ask_lists([*self._facts])
+
+    def _beat(self) -> None:
+        """Leases first: a batch full of other things must not make this placer look dead."""
+        if self._beat_us is not None and self.now_us - self._beat_us >= self.rules.lease_ttl_us:
+            self.leases.grant(self.now_us)  # stopped for a while: what was renewed meanwhile is still in the inbox
+        self._beat_us = self.now_us
+        if not self._draining:
+            self.commits.add(RenewLease(), first=True)
+            if self.leader.vacant(self.now_us):
+                self.commits.add(Lead())
+        if self.leader.leads:
+            self._add(self.leader.beat(self.now_us))
+        for record in list(self.ledger.live_records()):
+            self.carrying.pursue(record)
+        self._tidy()
+
+    def _add(self, intents: list[Intent]) -> None:
+        for intent in intents:
+            if isinstance(intent, DropLease) and self.leases.ran_out(intent.holder, self.now_us):
+                self._last_words_of(intent.holder)
+            self.commits.add(intent)
+
+    def _last_words_of(self, owner: str) -> None:
+        """A placer that died may have left steps of finished requests unsaid."""
+        for stored in list(self.ledger.records.values()):
+            record = stored.value
+            if record is not None and record.owner == owner and self.following.ledger_id is not None:
+                self._effects += self.telling.steps(record, self.following.ledger_id)
+
+    def _tidy(self) -> None:
+        self.carrying.hands.tidy(self.now_us)
+        limit_us = self.rules.final_ttl_s * 1_000_000
+        for request_id, stored in list(self.ledger.records.items()):
+            gone = stored.value is None or stored.value.state.final
+            if gone and not stored.broken and self.now_us - stored.seen_us > limit_us:
+                self.ledger.forget(request_id)
+                self.telling.forget(request_id)
+
+    def _drain(self, _: Draining) -> None:
+        """What is in hand goes to the others at once, not when they have missed this placer."""
+        self._draining = True
+        self._effects += self.recovery.give_back()
+        self.commits.add(Resign())
+
+
+def _ids(reservations: tuple[Reservation, ...]) -> list[tuple[str, int, int, str | None]]:
+    return [(each.request_id, each.replica, each.generation, each.container) for each in reservations]
+
+
+def _timeless(facts: NodeFacts) -> NodeFacts:
+    return facts.model_copy(update={"at_us": 0})

@@ -1,0 +1,62 @@
+"""What must hold of the ledger at any time, as lists of faults: for the core's check(), tests, chaos runs, the demo."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from services.placer.core.records import HOLDING, overall, reservation_of
+from shared.messages import SHARE_WHOLE_MICRO, RequestRecord, Reservation, State
+
+_FROM_REPLICAS = frozenset({State.QUEUED, State.HELD, State.PLACED, State.STARTED, State.WAITING, State.STOPPING})
+
+
+def record_faults(record: RequestRecord) -> Iterator[str]:
+    """A request is in exactly one state, which follows from its replicas; a final one holds nothing."""
+    name = record.request_id
+    for each in record.replicas:
+        if (each.state in HOLDING) != (each.node is not None):
+            yield f"{name}: replica {each.replica} is {each.state} on {each.node}"
+        if record.state.final and each.state in HOLDING:
+            yield f"{name}: {record.state}, but replica {each.replica} is {each.state}"
+    if record.state in _FROM_REPLICAS and overall(record, record.replicas) != record.state:
+        yield f"{name}: {record.state}, but its replicas say {overall(record, record.replicas)}"
+    numbers = [step.number for step in record.steps]
+    if not numbers or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+        yield f"{name}: steps {numbers}"
+    elif record.steps[-1].state != record.state:
+        yield f"{name}: {record.state}, but its last step is {record.steps[-1].state}"
+
+
+def node_faults(node: str, reservations: Iterable[Reservation]) -> Iterator[str]:
+    """No device is over-committed by reservations of this ledger, and nothing is reserved twice."""
+    share: Counter[str] = Counter()
+    seen: Counter[tuple[str, int, int]] = Counter()
+    for each in reservations:
+        if each.container is None:
+            share.update(dict.fromkeys(each.devices, each.share_micro))
+            seen[each.request_id, each.replica, each.generation] += 1
+    yield from (
+        f"{node}: {device} promises {total} of {SHARE_WHOLE_MICRO}"
+        for device, total in share.items()
+        if total > SHARE_WHOLE_MICRO
+    )
+    yield from (f"{node}: {held} reserved {times} times" for held, times in seen.items() if times > 1)
+
+
+def ledger_faults(records: Mapping[str, RequestRecord], nodes: Mapping[str, tuple[Reservation, ...]]) -> Iterator[str]:
+    """All of it, from one consistent look at the whole ledger: used = sum of reservations, on both sides."""
+    held = {}
+    for record in records.values():
+        yield from record_faults(record)
+        for each in record.replicas:
+            if each.state in HOLDING and each.node is not None:
+                held[record.request_id, each.replica, each.node] = reservation_of(record, each)
+    reserved = {}
+    for node, reservations in nodes.items():
+        yield from node_faults(node, reservations)
+        reserved.update({(r.request_id, r.replica, node): r for r in reservations if r.container is None})
+    yield from (f"{key}: held, but not reserved" for key in held.keys() - reserved.keys())
+    yield from (f"{key}: reserved, but not held" for key in reserved.keys() - held.keys())
+    both = held.keys() & reserved.keys()
+    yield from (f"{key}: reserved {reserved[key]}, held {held[key]}" for key in both if held[key] != reserved[key])

@@ -1,0 +1,91 @@
+"""What this placer tells the world: the steps of records as events, alarms once each, and stories for people.
+
+Who writes a step publishes it, and the owner of a record publishes all of its steps: so a step is told also where
+its writer died between the commit and the event. What comes twice has the same id.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+
+from services.placer.core.reconcile import Alarm
+from services.placer.core.records import event_id, event_of
+from shared.effects import Publish
+from shared.messages import BusEvent, RequestRecord
+from shared.subjects import Subjects
+
+MOST_NOTES = 32
+"""Remembered of one request, beyond the steps in its record."""
+
+
+class Telling:
+    """Remembers what was said, so that it is said once by this process."""
+
+    def __init__(self, subjects: Subjects, me: str) -> None:
+        self._subjects = subjects
+        self._me = me
+        self._said: dict[str, int] = {}
+        self._alarmed: set[tuple[str, str]] = set()
+        self._notes: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=MOST_NOTES))
+
+    def steps(self, record: RequestRecord, ledger_id: str, after: int = 0) -> list[Publish]:
+        """Events of the steps after number `after` that were not said yet."""
+        said = self._said.get(record.request_id, after)
+        new = [step for step in record.steps if step.number > said]
+        if not new:
+            return []
+        self._said[record.request_id] = new[-1].number
+        subject = self._subjects.place_event(record.request_id)
+        return [
+            Publish(
+                subject,
+                event_of(record, step, ledger_id),
+                event_id(record, step, ledger_id),
+                f"laxity.place.{step.state}",
+            )
+            for step in new
+        ]
+
+    def alarm(self, alarm: Alarm, ledger_id: str, wall_us: int) -> list[Publish]:
+        """A container that nobody may touch: told once."""
+        container = alarm.found.container
+        if (alarm.kind, container) in self._alarmed:
+            return []
+        self._alarmed.add((alarm.kind, container))
+        detail = f"{container} on {alarm.found.node} is left alone: {_WHY[alarm.kind]}"
+        return [
+            self._bus_event(f"container_{alarm.kind}", detail, f"{ledger_id}/alarm/{alarm.kind}/{container}", wall_us)
+        ]
+
+    def ledger(self, kind: str, detail: str, wall_us: int) -> Publish:
+        """The ledger is not the one that this placer knew (`ledger_foreign`), or was accepted (`ledger_accepted`)."""
+        return self._bus_event(kind, detail, f"placer/{self._me}/{kind}/{wall_us}", wall_us)
+
+    def _bus_event(self, kind: str, detail: str, event_id: str, wall_us: int) -> Publish:
+        body = BusEvent(at_us=wall_us, service="placer", instance=self._me, kind=kind, detail=detail)
+        return Publish(self._subjects.bus_event("placer"), body, event_id, f"laxity.bus.{kind}")
+
+    def note(self, request_id: str, text: str, now_us: int) -> None:
+        self._notes[request_id].append(f"{now_us} {text}")
+
+    def story(self, request_id: str, record: RequestRecord | None) -> list[str]:
+        """The steps in the record, then what this placer did for it, with its own monotonic clock."""
+        steps = [
+            f"step {step.number}: {step.state}, generation {step.generation}{f', {step.detail}' if step.detail else ''}"
+            for step in (record.steps if record else ())
+        ]
+        return steps + list(self._notes.get(request_id, ()))
+
+    def forget(self, request_id: str) -> None:
+        self._said.pop(request_id, None)
+        self._notes.pop(request_id, None)
+
+
+_WHY = {
+    "unlabelled": "its labels cannot be read",
+    "foreign": "it belongs to another ledger; if that was ours, `laxity ledger accept` says so",
+    "absent": "the ledger has no key for its request, which proves nothing; `laxity ledger forget` removes it",
+    "unreadable": "the key of its request cannot be read",
+    "newer": "it is newer than the key of its request: the ledger is older than the container",
+    "elsewhere": "the key of its request has it on another node",
+}
