@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from services.monitor.open_tasks import Row
-from shared.messages import COLUMNS, RingInfo
+from shared.messages import RingInfo
 
 MAX_ROWS: Final = 1_500
 MAX_RINGS: Final = 64
@@ -16,48 +17,49 @@ MAX_NAMES: Final = 256
 1,500 rows of 100 bytes, 64 rings of 700 and 256 names of 140."""
 
 
+_PIECE: Final = MAX_NAMES
+"""Rows are added in pieces of so many, each to one batch: a piece cannot have more names than a batch."""
+
+
 @dataclass(slots=True)
 class Pile:
     """Rows that one batch will carry, in the order in which they were taken."""
 
-    rings: dict[str, tuple[int, RingInfo]] = field(default_factory=dict)
+    rings: dict[str, RingInfo] = field(default_factory=dict)
     names: dict[str, int] = field(default_factory=dict)
-    columns: dict[str, list[int]] = field(default_factory=lambda: {column: [] for column in COLUMNS})
+    rows: list[Row] = field(default_factory=list)
+    ring_of: list[int] = field(default_factory=list)
+    name_of: list[int] = field(default_factory=list)
     lost_records: Counter[str] = field(default_factory=Counter)
+    _index: dict[str, int] = field(default_factory=dict)
 
-    def __len__(self) -> int:
-        return len(self.columns["seq"])
-
-    def takes(self, info: RingInfo, row: Row) -> bool:
-        """Whether the row still fits."""
+    def takes(self, info: RingInfo, rows: Sequence[Row], names: set[str]) -> bool:
+        """Whether all these rows still fit."""
         return (
-            len(self) < MAX_ROWS
+            len(self.rows) + len(rows) <= MAX_ROWS
             and (info.ring in self.rings or len(self.rings) < MAX_RINGS)
-            and (row.name in self.names or len(self.names) < MAX_NAMES)
+            and len(self.names) + len(names - self.names.keys()) <= MAX_NAMES
         )
 
-    def add(self, info: RingInfo, row: Row) -> None:
-        """Append one row; a ring that got its labels meanwhile carries the newer ones."""
-        index = self.rings[info.ring][0] if info.ring in self.rings else len(self.rings)
-        self.rings[info.ring] = (index, info)
-        columns = self.columns
-        columns["ring"].append(index)
-        columns["kind"].append(row.kind)
-        columns["seq"].append(row.seq)
-        columns["begin_seq"].append(row.begin_seq)
-        columns["task"].append(row.task)
-        columns["stamp_us"].append(row.stamp_us)
-        columns["deadline_us"].append(row.deadline_us)
-        columns["name"].append(self.names.setdefault(row.name, len(self.names)))
+    def add(self, info: RingInfo, rows: Sequence[Row]) -> None:
+        """Append rows of one ring; a ring that got its labels meanwhile carries the newer ones."""
+        index = self._index.setdefault(info.ring, len(self._index))
+        self.rings[info.ring] = info
+        self.rows += rows
+        self.ring_of += [index] * len(rows)
+        names = self.names
+        self.name_of += [names.setdefault(row.name, len(names)) for row in rows]
 
     def fields(self) -> dict[str, Any]:
         """What the pile adds to a TaskBatch."""
-        rings = tuple(info for _, info in self.rings.values())
+        columns = zip(*self.rows, strict=True) if self.rows else [()] * len(Row._fields)
         return {
-            "rings": rings,
+            "rings": tuple(self.rings.values()),
             "names": tuple(self.names),
             "lost_records": dict(self.lost_records),
-            **self.columns,
+            **{field: list(column) for field, column in zip(Row._fields, columns, strict=True)},
+            "ring": self.ring_of,
+            "name": self.name_of,
         }
 
 
@@ -70,10 +72,13 @@ class Piles:
     def __bool__(self) -> bool:
         return bool(self.piles)
 
-    def add(self, info: RingInfo, rows: list[Row], lost: int) -> None:
+    def add(self, info: RingInfo, rows: Sequence[Row], lost: int) -> None:
         """Append what one read of one ring gave; ``lost`` records of it were never seen."""
-        for row in rows:
-            self._open_for(info, row).add(info, row)
+        for start in range(0, len(rows), _PIECE):
+            piece = rows[start : start + _PIECE]
+            if not self._last().takes(info, piece, {row.name for row in piece}):
+                self.piles.append(Pile())
+            self.piles[-1].add(info, piece)
         if lost:
             self._last().lost_records[info.ring] += lost
 
@@ -84,14 +89,10 @@ class Piles:
 
     @property
     def full(self) -> bool:
-        return len(self.piles) > 1 or bool(self.piles and len(self.piles[0]) >= MAX_ROWS)
+        """Whether one of them would not get any larger."""
+        return len(self.piles) > 1
 
     def _last(self) -> Pile:
         if not self.piles:
             self.piles.append(Pile())
         return self.piles[-1]
-
-    def _open_for(self, info: RingInfo, row: Row) -> Pile:
-        if not self._last().takes(info, row):
-            self.piles.append(Pile())
-        return self._last()

@@ -9,7 +9,7 @@ from typing import Final
 
 from services.monitor.batches import Pile, Piles
 from services.monitor.devices import Devices, checked, coverage, whole
-from services.monitor.open_tasks import BEGIN, END, OpenTasks, RingRows, Row
+from services.monitor.open_tasks import OpenTasks, RingRows, Row
 from services.monitor.probes.base import STALE, Capacity, ContainerReading, Reading, Snapshot
 from shared.effects import Draining, Effect, Emit, Publish, Tick
 from shared.messages import ContainerMetrics, DeviceMetrics, Measured, NodeMetrics, TaskBatch, TaskEventKind
@@ -106,6 +106,8 @@ class Core:
         self._snapshot_us = 0
         self._last = RingsRead(0, 0)
         self._counts: Counter[str] = Counter()
+        self._counts_of_closed: Counter[int] = Counter()
+        self._lost_of_closed = 0
 
     def handle(self, event: object, now_us: int) -> list[Effect]:
         """What to do about one event. Others than the monitor's own concern nothing here."""
@@ -145,37 +147,50 @@ class Core:
     def _take(self, event: RingsRead) -> list[Effect]:
         """One reading of all rings. Decisions are published at once, begins and ends may gather for a moment."""
         self._last = event
-        taken = [self._take_ring(read, event.clock_us) for read in event.reads]
-        taken += [self._take_vanished(ring, event.clock_us) for ring in event.vanished if ring in self._rings]
-        if self._piles and self._pile_since_us is None:
-            self._pile_since_us = event.clock_us
-        decided = any(row.kind not in (BEGIN, END) for rows in taken for row in rows)
+        decided = False
+        for read in event.reads:
+            decided |= self._take_ring(read, event.clock_us)
+        for ring in event.vanished:
+            decided |= self._take_vanished(ring, event.clock_us)
         flushed = self._flush(event) if decided or self._is_time(event.clock_us) else []
-        closed = [ring for ring, tasks in self._rings.items() if tasks.closed]
-        for ring in closed:
-            del self._rings[ring]
-        forget = [Forget(ring, self._counter) for ring in closed]
+        forget = [Forget(ring, self._counter) for ring in self._drop_closed()]
         return [*flushed, *forget, Wake(self._wake_us(event.clock_us))]
 
-    def _take_ring(self, read: RingRows, clock_us: int) -> list[Row]:
-        tasks = self._rings.setdefault(read.info.ring, OpenTasks(read.info))
-        before = tasks.lost_records
+    def _take_ring(self, read: RingRows, clock_us: int) -> bool:
+        """Add what one read gave to the next batch; True if there is a decision in it."""
+        tasks = self._rings.get(read.info.ring)
+        if tasks is None:
+            tasks = self._rings[read.info.ring] = OpenTasks(read.info)
+        lost_before = tasks.lost_records
         rows = tasks.take(read, clock_us)
-        return self._pile(tasks, rows, tasks.lost_records - before)
+        self._pile(tasks, rows, tasks.lost_records - lost_before, clock_us)
+        return len(rows) > len(read.rows)
 
-    def _take_vanished(self, ring: str, clock_us: int) -> list[Row]:
-        tasks = self._rings[ring]
-        return self._pile(tasks, [] if tasks.closed else tasks.vanish(clock_us), 0)
+    def _take_vanished(self, ring: str, clock_us: int) -> bool:
+        tasks = self._rings.get(ring)
+        if tasks is None or tasks.closed:
+            return False
+        self._pile(tasks, tasks.vanish(clock_us), 0, clock_us)
+        return True
 
-    def _pile(self, tasks: OpenTasks, rows: list[Row], lost: int) -> list[Row]:
+    def _pile(self, tasks: OpenTasks, rows: list[Row], lost: int, clock_us: int) -> None:
+        if not rows and not lost:
+            return
         self._piles.add(tasks.info, rows, lost)
-        self._counts.update(f"tasks.{TaskEventKind(row.kind).name.lower()}" for row in rows)
-        if lost:
-            self._counts["tasks.lost_records"] += lost
-        return rows
+        if self._pile_since_us is None:
+            self._pile_since_us = min(rows[0].stamp_us, clock_us) if rows else clock_us
+
+    def _drop_closed(self) -> list[str]:
+        """Rings that were closed by this reading: nothing more is known of them but their counts."""
+        closed = [ring for ring, tasks in self._rings.items() if tasks.closed]
+        for ring in closed:
+            tasks = self._rings.pop(ring)
+            self._counts_of_closed.update(tasks.counts)
+            self._lost_of_closed += tasks.lost_records
+        return closed
 
     def _is_time(self, clock_us: int) -> bool:
-        """Whether a batch is due although nothing was decided: rows have waited, or readers wait for a watermark."""
+        """Whether a batch is due although nothing was decided: rows are old enough, or a watermark is wanted."""
         if self._pile_since_us is not None and clock_us >= self._pile_since_us + self.limits.batch_us:
             return True
         return self._piles.full or self._told_us is None or clock_us >= self._told_us + self.limits.watermark_us
@@ -267,10 +282,13 @@ class Core:
 
     def _counters(self, devices: Sequence[DeviceMetrics]) -> dict[str, int]:
         fields, known = coverage(devices)
+        kinds = sum((tasks.counts for tasks in self._rings.values()), self._counts_of_closed)
+        lost = self._lost_of_closed + sum(tasks.lost_records for tasks in self._rings.values())
+        tasks = {f"tasks.{kind.name.lower()}": kinds[kind] for kind in TaskEventKind} | {"tasks.lost_records": lost}
         rings = {f"rings.{reason}": count for reason, count in self._last.counts.items()}
         probe = {f"probe.{name}": count for name, count in (self._snapshot.counts if self._snapshot else {}).items()}
         now = {"probe.fields": fields, "probe.fields_known": known, "rings.open": len(self._rings)}
-        return {**self._counts, **self._devices.counts, **rings, **probe, **now}
+        return {**self._counts, **self._devices.counts, **tasks, **rings, **probe, **now}
 
 
 def _told(ring: str, tasks: OpenTasks, seq: str) -> list[str]:

@@ -51,10 +51,6 @@ class RingRows:
     inherited: bool = False
     """The ring is older than this monitor: another one may have read it before."""
 
-    @property
-    def has_news(self) -> bool:
-        return bool(self.rows or self.lost or self.writer_gone)
-
 
 @dataclass(slots=True)
 class _Open:
@@ -120,6 +116,7 @@ class OpenTasks:
         for row in read.rows:
             if row.seq != self.last_seq + 1:
                 rows += self._drop(list(self._open), clock_us)
+            self.last_seq = row.seq
             self._record(row)
             rows.append(row)
         if read.taken > self.last_seq:
@@ -128,7 +125,6 @@ class OpenTasks:
         return rows
 
     def _record(self, row: Row) -> None:
-        self.last_seq = row.seq
         if row.kind == BEGIN:
             self._open[row.seq] = _Open(row)
             heapq.heappush(self._due, (row.stamp_us + row.deadline_us + GUARD_US, row.seq))
@@ -169,7 +165,7 @@ class OpenTasks:
         return [*rows, Row(CLOSED, self.last_seq, 0, 0, clock_us, 0, "")]
 
     def _counted(self, rows: list[Row]) -> list[Row]:
-        self.counts.update(row.kind for row in rows)
+        self.counts.update([row.kind for row in rows])
         return rows
 
 

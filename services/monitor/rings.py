@@ -164,6 +164,13 @@ class RingReader:
         self._taken = kept - 1 + until
         return self._columns(records[:until][whole[:until]], lost, head)
 
+    def waiting(self) -> int:
+        """How many records were written and not taken yet, by one short look at the file; negative where it is corrupt.
+
+        Raises RingCorruptError where there is no head to look at.
+        """
+        return self._head() - self._taken
+
     def writer_gone(self) -> bool:
         """Whether no process holds the ring's lock: its writer has ended, however it ended."""
         try:

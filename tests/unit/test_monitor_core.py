@@ -252,23 +252,23 @@ def test_a_batch_with_nothing_but_a_watermark_goes_out_at_most_once_a_second() -
 def test_begins_and_ends_gather_but_a_decision_is_published_at_once() -> None:
     monitor = Monitor(Limits(batch_us=20_000))
     monitor.read(0)
-    monitor.read(5_000, begin(1, 0, deadline_us=10_000))
+    monitor.read(5_000, begin(1, 4_000, deadline_us=10_000))
     assert [] == monitor.told
-    monitor.read(11_001)
+    monitor.read(15_001)
     assert [(BEGIN, 1), (OVERDUE, 1)] == monitor.told
-    monitor.read(12_000, end(2, 1, 11_500))
-    monitor.read(31_999)
+    monitor.read(17_000, end(2, 1, 16_000))
+    monitor.read(35_999)
     assert 2 == len(monitor.told)
-    monitor.read(32_000)
+    monitor.read(36_000)
     assert (END, 2) == monitor.told[-1]
 
 
 def test_the_core_wakes_for_the_next_deadline_the_gathered_rows_and_the_watermark() -> None:
     monitor = Monitor(Limits(batch_us=20_000))
     assert 1_000_000 == wake_us(monitor.read(0))
-    assert 25_000 == wake_us(monitor.read(5_000, begin(1, 0)))
-    assert D + GUARD_US + 1 == wake_us(monitor.read(25_000))
-    assert 46_000 == wake_us(monitor.read(26_000, end(2, 1, 25_500)))
+    assert 24_000 == wake_us(monitor.read(5_000, begin(1, 4_000)))
+    assert 4_000 + D + GUARD_US + 1 == wake_us(monitor.read(24_000))
+    assert 45_500 == wake_us(monitor.read(26_000, end(2, 1, 25_500)))
     assert 1_046_000 == wake_us(monitor.read(46_000))
 
 

@@ -96,8 +96,7 @@ def processes(proc: Path) -> Iterator[Process]:
         pids = [int(entry.name) for entry in entries if entry.name.isascii() and entry.name.isdigit()]
     for pid in pids:
         try:
-            text = (proc / str(pid) / "stat").read_bytes()
-            found = _process(pid, text)
+            found = _process(pid, _read(f"{proc}/{pid}/stat"))
         except (OSError, ValueError, IndexError):
             continue
         yield found
@@ -106,7 +105,7 @@ def processes(proc: Path) -> Iterator[Process]:
 def environment(proc: Path, pid: int) -> dict[str, str]:
     """The variables that a process was started with; none where they may not be read or the process is gone."""
     try:
-        raw = (proc / str(pid) / "environ").read_bytes()
+        raw = _read(f"{proc}/{pid}/environ")
     except OSError:
         return {}
     pairs = (pair.partition(b"=") for pair in raw.split(b"\0"))
@@ -119,6 +118,18 @@ def affinity(pid: int) -> frozenset[int] | None:
         return frozenset(os.sched_getaffinity(pid))
     except OSError:
         return None
+
+
+def _read(path: str) -> bytes:
+    """A whole file, with a third of the calls of an open file object: a node has hundreds of these each second."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = []
+        while part := os.read(descriptor, 65_536):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        os.close(descriptor)
 
 
 def _process(pid: int, stat: bytes) -> Process:
