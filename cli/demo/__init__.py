@@ -1,0 +1,1 @@
+"""The demo: a cluster, a dozen requests, a noisy neighbour, and an independent look at what came over the bus."""
