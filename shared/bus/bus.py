@@ -57,8 +57,10 @@ class Bus:
     # --- core NATS: may be lost ---
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Listening:
-        """Hear a full subject; one message at a time."""
-        return await self.connection.subscribe(subject, handler, queue)
+        """Hear a full subject, one message at a time; returns once the server knows of it."""
+        listening = await self.connection.subscribe(subject, handler, queue)
+        await self.connection.round_trip()
+        return listening
 
     async def publish(self, subject: str, body: bytes, reply: str = "", headers: dict[str, str] | None = None) -> None:
         await self.connection.publish(subject, body, reply, headers)
@@ -113,7 +115,7 @@ class Bus:
     async def pull(self, stream: str, durable: str, handler: StoredHandler) -> NoReturn:
         """Work off a stream together with all who name the same ``durable``, until cancelled."""
         name = named(stream, self.settings.prefix)
-        await Pull(self._js, name, durable, handler, self._told, self.ensure_streams).run()
+        await Pull(self._js, name, durable, handler, self.ensure_streams).run()
 
     def ack_token(self, message: StoredMsg) -> int:
         """The number under which ``ack`` knows a message of ``pull``."""

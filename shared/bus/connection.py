@@ -167,8 +167,8 @@ class Connection:
         """Send what is still buffered and end; nobody is called back."""
         self._listener = _ignore
         if self._client.is_connected:
-            with contextlib.suppress(nats.errors.Error):
-                await self._client.flush(timeout=1)
+            with contextlib.suppress(BusError):
+                await self.round_trip()
         with contextlib.suppress(nats.errors.Error, OSError):
             await self._client.close()
         self._fail_waiting("connection closed")
@@ -316,6 +316,10 @@ class Connection:
             answer.cancel()
             raise
         return answer
+
+    async def round_trip(self) -> None:
+        """Return once the server has taken everything said so far, subscriptions too; raises as ``request`` does."""
+        await self.request(f"{self._inbox}.nobody.listens.here", b"", CONNECT_TIMEOUT_S * 1_000_000)
 
     async def _on_answer(self, msg: Msg) -> None:
         waiting = self._waiting.get(msg.subject.rpartition(".")[2])

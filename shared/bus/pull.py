@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
 from shared.bus.connection import Msg
-from shared.bus.follow import StoredHandler, Told, stored
+from shared.bus.follow import Mend, StoredHandler, stored
 from shared.bus.jetstream import RETRY_FIRST_S, RETRY_MOST_S, STREAM_NOT_FOUND, ApiError, JetStream
 from shared.errors import BusError
 from shared.log import logger
@@ -59,14 +58,12 @@ class Pull:
         stream: str,
         durable: str,
         handler: StoredHandler,
-        told: Told,
-        mend: Callable[[], Awaitable[None]],
+        mend: Mend,
     ) -> None:
         self._js = js
         self._stream = stream
         self._durable = durable
         self._handler = handler
-        self._told = told
         self._mend = mend
         self._log = logger(part="pull", stream=stream, durable=durable)
 
@@ -85,7 +82,6 @@ class Pull:
             except BusError as error:
                 why = str(error)
             self._log.warning("pulling again", why=why)
-            self._told(self._stream, why)
             await asyncio.sleep(wait_s)
             wait_s = min(RETRY_MOST_S, wait_s * 2)
 

@@ -41,6 +41,10 @@ class ManualClock:
         """The wall clock jumps, the monotonic one does not."""
         self._offset_us += by_us
 
+    def suspend(self, for_us: int) -> None:
+        """Time passes and nobody is woken on the way, as when a process stands still; ``advance(0)`` wakes it."""
+        self._now_us += for_us
+
     async def advance(self, by_us: int) -> None:
         """Move on; who wakes on the way may sleep again within it. Yields to the loop after each."""
         until_us = self._now_us + by_us
@@ -48,7 +52,7 @@ class ManualClock:
             at_us, _, woken = heapq.heappop(self._sleepers)
             if woken.done():
                 continue
-            self._now_us = at_us
+            self._now_us = max(self._now_us, at_us)
             woken.set_result(None)
             await _settle()
         self._now_us = until_us
