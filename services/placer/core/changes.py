@@ -113,7 +113,7 @@ def _fewer_devices(question: Question) -> Iterator[Change]:
 
 def _fewer_replicas(question: Question, plan: Plan) -> Iterator[Change]:
     """As many as the plan had placed when it found no place for the next: places are never taken in vain."""
-    if (done := len(plan.assignments)) and plan.refused and len(question.replicas) == question.request.replicas:
+    if (done := len(plan.assignments)) and not plan.complete and len(question.replicas) == question.request.replicas:
         text = f"replicas is at most {done} (asked {question.request.replicas})"
         yield Change(text, _changed(question.request, replicas=done))
 
@@ -152,7 +152,7 @@ def _timing(question: Question, realtime: Realtime, field: str, low: int, high: 
     `low` is refused and stands on the side of what was asked; either may be the larger number.
     """
     rows = _but_for(question, *_TIMING)
-    slack = rows.verdicts.column("slack", rows.index) if len(rows) else np.zeros(0, np.int64)
+    slack = rows.verdict("slack") if len(rows) else np.zeros(0, np.int64)
     nearest = np.argsort(np.where(slack == NO_SLACK, -NO_SLACK, slack), kind="stable")[::-1][:_NEAREST]
     loads = [question.cluster.loads[int(row)] for row in rows.index[nearest]]
 

@@ -1,7 +1,7 @@
 """The cluster as arrays, one row per device, kept up to date node by node; decides nothing.
 
 A node without devices has one row that is no device, so that it too is counted and explained. When a node changes,
-its rows are computed again and no others; a row's `version` is new whenever what it says may be.
+its rows are computed again and no others. Devices that are loaded alike have the same number in `load`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from services.placer.core.accounts import DeviceAccount, Load, device_accounts, 
 from services.placer.core.columns import Columns, Ints
 from services.placer.core.demand import Demand
 from services.placer.core.feasible import Verdicts
+from shared.admission import Sharing
 from shared.devices import core_of
 from shared.messages import SHARE_WHOLE_MICRO, DeviceFacts, DeviceStanding, NodeFacts, NodeState, Reservation
 
@@ -27,6 +28,7 @@ GUARANTEED, TIGHT, AT_RISK = range(3)
 """What the node list says about a device, best first."""
 
 _DEMANDS_REMEMBERED: Final = 16
+_KINDS_KEPT: Final = 10_000
 
 _NODE_COLUMNS: Final = {
     "state": np.int8,
@@ -53,7 +55,7 @@ _DEVICE_COLUMNS: Final = {
     "promised": np.int64,
     "risk": np.int64,
     "listed": np.bool_,
-    "version": np.int64,
+    "load": np.int64,
     "rank": np.int64,
     "hash": np.uint64,
 }
@@ -72,13 +74,16 @@ class Cluster:
         self.loads: dict[int, Load] = {}
         self.codes: dict[object, int] = {}
         """Models, groups and ways of sharing as numbers. Never shrinks: there are few."""
+        self._sharings: dict[int, Sharing] = {}
+        self.kinds: list[Load] = []
+        """The kinds of load by their numbers."""
+        self._kind_numbers: dict[Load, int] = {}
         self._verdicts: dict[object, Verdicts] = {}
         self._slots: dict[str, int] = {}
         self._names: dict[int, str] = {}
         self._rows: dict[str, range] = {}
         self._facts: dict[str, NodeFacts] = {}
         self._reservations: dict[str, tuple[Reservation, ...]] = {}
-        self._version = 0
         self._order: tuple[Ints, Ints] | None = None
 
     # ------------------------------------------------------------------------------------------ changes
@@ -156,7 +161,7 @@ class Cluster:
             if len(self._verdicts) >= _DEMANDS_REMEMBERED:
                 self._verdicts.pop(next(iter(self._verdicts)))
         self._verdicts[key] = found
-        found.refresh(rows, self.devices["version"], self.loads)
+        found.refresh(self.devices["load"][rows], self.kinds)
         return found
 
     def all_rows(self) -> Ints:
@@ -166,6 +171,17 @@ class Cluster:
     def all_slots(self) -> Ints:
         """All node rows, by name."""
         return self._ordered()[0]
+
+    def sharing(self, code: int) -> Sharing:
+        """How devices with this code in `sharing` are shared."""
+        return self._sharings[code]
+
+    def kind_number(self, load: Load) -> int:
+        """The number of a kind of load, a new one for a new kind."""
+        number = self._kind_numbers.setdefault(load, len(self.kinds))
+        if number == len(self.kinds):
+            self.kinds.append(load)
+        return number
 
     # ---------------------------------------------------------------------------------- keeping in step
 
@@ -202,6 +218,11 @@ class Cluster:
     def _code(self, thing: object) -> int:
         return self.codes.setdefault(thing, len(self.codes))
 
+    def _sharing(self, device: DeviceFacts) -> int:
+        code = self._code(sharing := sharing_of(device))
+        self._sharings[code] = sharing
+        return code
+
     def _describe(self, node: str, facts: NodeFacts) -> None:
         """Writes what does not depend on reservations."""
         slot, rows, devices = self._slots[node], self._rows[node], facts.devices
@@ -220,7 +241,7 @@ class Cluster:
                 healthy=[d.healthy for d in devices],
                 model=[self._code(("model", d.model)) for d in devices],
                 group=[self._code(("group", d.group)) for d in devices],
-                sharing=[self._code(sharing_of(d)) for d in devices],
+                sharing=[self._sharing(d) for d in devices],
                 memory_capacity=[UNKNOWN if d.memory_mib is None else d.memory_mib for d in devices],
                 risk=[_risk(d) for d in devices],
                 listed=[not _excluded(d) for d in devices],
@@ -229,6 +250,8 @@ class Cluster:
 
     def _count(self, node: str) -> None:
         """Writes what is left of a node and its devices."""
+        if len(self.kinds) > _KINDS_KEPT + 4 * len(self.devices):
+            self._renumber()
         facts, held, slot = self._facts[node], self.reservations(node), self._slots[node]
         accounts = device_accounts(facts, held)
         if accounts:
@@ -244,17 +267,22 @@ class Cluster:
             whole_free=shares.count(SHARE_WHOLE_MICRO),
         )
 
+    def _renumber(self) -> None:
+        """Forgets the kinds of load that no device has any more."""
+        self.kinds, self._kind_numbers, self._verdicts = [], {}, {}
+        for row, load in self.loads.items():
+            self.devices.write(range(row, row + 1), load=self.kind_number(load))
+
     def _count_devices(self, rows: range, accounts: list[DeviceAccount]) -> None:
         loads = [account.load() for account in accounts]
         self.loads.update(zip(rows, loads, strict=True))
-        self._version += 1
         memory = [account.memory_free for account in accounts]
         self.devices.write(
             rows,
             share_free=[account.share_free for account in accounts],
             memory_free=[UNKNOWN if free is None else free for free in memory],
             promised=[load.promised for load in loads],
-            version=self._version,
+            load=[self.kind_number(load) for load in loads],
         )
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shared.admission import RtTask
+from shared.errors import FieldError
 from shared.messages import Kind, PlaceRequest, Reservation
-from shared.units import share_micro
+from shared.units import UnitError, share_micro
 
 NEWCOMER = "this request"
 
@@ -25,12 +26,12 @@ class Demand:
 
     @classmethod
     def of(cls, request: PlaceRequest) -> Demand:
-        """Raises UnitError (a LaxityError) for a share below half a millionth."""
+        """Raises FieldError for a share that is no millionth of a device."""
         gpu = request.gpu
         return cls(
             request=request,
             count=gpu.count if gpu else 0,
-            share_micro=share_micro(gpu.share) if gpu else 0,
+            share_micro=_share(gpu.share) if gpu else 0,
             device_memory_mib=gpu.memory_mib if gpu else 0,
             cpu_milli=request.cpu_milli,
             memory_mib=request.memory_mib,
@@ -65,3 +66,10 @@ class Demand:
             realtime=self.request.realtime,
             priority=self.request.priority,
         )
+
+
+def _share(share: float) -> int:
+    try:
+        return share_micro(share)
+    except UnitError as error:
+        raise FieldError("gpu.share", error.found, error.allowed) from None

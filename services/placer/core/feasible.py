@@ -1,8 +1,8 @@
-"""The admission test of a request on every device, remembered until a device changes; shared.admission has the test."""
+"""The admission test of a request on every device, remembered by load; shared.admission has the test."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -11,12 +11,10 @@ import numpy as np
 from services.placer.core.accounts import Load
 from services.placer.core.columns import Array, Columns, Ints
 from services.placer.core.demand import Demand
-from shared.admission import Sharing, Verdict, admit_kind
+from shared.admission import Verdict, admit_kind
 
 NO_SLACK: Final = np.iinfo(np.int64).max
 """Where nothing is promised and so nothing is left over."""
-
-_LOADS_KEPT: Final = 100_000
 
 
 def admit(demand: Demand, load: Load, more: int = 0) -> Verdict:
@@ -37,35 +35,29 @@ def explained(demand: Demand, load: Load) -> str:
 
 
 class Verdicts:
-    """Admitted, slack and unproven of one kind of demand for each device row, as of the row's version."""
+    """Admitted, slack and unproven of one kind of demand, for each kind of load by its number."""
 
     def __init__(self, demand: Demand) -> None:
         self._demand = demand
-        self._table = Columns({"version": np.int64, "admitted": np.bool_, "slack": np.int64, "unproven": np.bool_})
-        self._of_load: dict[Load, Verdict] = {}
+        self._table = Columns({"known": np.bool_, "admitted": np.bool_, "slack": np.int64, "unproven": np.bool_})
 
-    def refresh(self, rows: Ints, versions: Ints, loads: Mapping[int, Load]) -> None:
-        """Tests again the rows that have changed; `versions` and `loads` by row."""
-        if (missing := int(rows.max(initial=-1)) + 1 - len(self._table)) > 0:
+    def refresh(self, numbers: Ints, loads: Sequence[Load]) -> None:
+        """Tests the kinds of load among `numbers` that it has not met yet; `loads` by number."""
+        if (missing := len(loads) - len(self._table)) > 0:
             self._table.take(missing)
-        stale = rows[self._table["version"][rows] != versions[rows]]
-        for row in stale.tolist():
-            verdict = self.of_load(loads[row])
+        known = self._table["known"][numbers]
+        if known.all():
+            return
+        for number in np.unique(numbers[~known]).tolist():
+            verdict = admit(self._demand, loads[number])
             slack = NO_SLACK if verdict.slack_us is None else verdict.slack_us
-            self._table.write(range(row, row + 1), admitted=verdict.admitted, slack=slack, unproven=verdict.unproven)
-        self._table["version"][stale] = versions[stale]
+            self._table.write(
+                range(number, number + 1),
+                known=True,
+                admitted=verdict.admitted,
+                slack=slack,
+                unproven=verdict.unproven,
+            )
 
-    def column(self, name: str, rows: Ints) -> Array:
-        return self._table[name][rows]
-
-    def of_load(self, load: Load) -> Verdict:
-        """The test for a device with this load; the residents of the answer have no names."""
-        if (known := self._of_load.get(load)) is not None:
-            return known
-        if len(self._of_load) >= _LOADS_KEPT:
-            self._of_load.clear()
-        return self._of_load.setdefault(load, admit(self._demand, load))
-
-    def alone(self, sharing: Sharing) -> Verdict:
-        """The test for an empty device."""
-        return self.of_load(Load(sharing))
+    def column(self, name: str, numbers: Ints) -> Array:
+        return self._table[name][numbers]

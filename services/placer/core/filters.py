@@ -14,15 +14,14 @@ from typing import Final
 
 import numpy as np
 
+from services.placer.core.accounts import Load
 from services.placer.core.cluster import STATES, UNKNOWN
 from services.placer.core.columns import Bools, Ints
-from services.placer.core.feasible import NO_SLACK, explained
+from services.placer.core.feasible import NO_SLACK, admit, explained
 from services.placer.core.rows import Rows
 from shared.admission import hard_guarantee
 from shared.messages import Kind, NodeState, Reason, Regime
 from shared.units import format_mib
-
-_LEAST: Final = -NO_SLACK
 
 
 @dataclass(frozen=True)
@@ -160,7 +159,8 @@ def _no_guarantee(rows: Rows) -> Bools | None:
 
 
 def _says_guarantee(rows: Rows) -> str:
-    whys = {hard_guarantee(rows.ask.cluster.loads[int(row)].sharing)[1] for row in rows.index}
+    codes = np.unique(rows.of_device("sharing")).tolist()
+    whys = {hard_guarantee(rows.ask.cluster.sharing(code))[1] for code in codes}
     return f"kind hard: {'; '.join(sorted(whys))}"
 
 
@@ -202,26 +202,29 @@ def _share(micro: int) -> str:
 
 
 def _late_alone(rows: Rows) -> Bools:
-    verdicts = rows.ask.cluster.verdicts(rows.ask.demand, rows.index[:0])
-    return rows.by_sharing(lambda sharing: not verdicts.alone(sharing).admitted)
+    late: Bools = ~rows.alone("admitted")
+    return late
 
 
 def _says_late_alone(rows: Rows) -> str:
-    verdicts, loads = rows.ask.cluster.verdicts(rows.ask.demand, rows.index[:0]), rows.ask.cluster.loads
-    alone = [verdicts.alone(loads[int(row)].sharing) for row in rows.index]
-    place = rows.best(np.array([_LEAST if v.slack_us is None else v.slack_us for v in alone]))
-    return f"{alone[place].reason} (an empty {rows.label(place)})"
+    place = _nearest(rows, rows.alone("slack"))
+    sharing = rows.ask.cluster.loads[int(rows.index[place])].sharing
+    return f"{admit(rows.ask.demand, Load(sharing)).reason} ({rows.label(place)} empty)"
 
 
 def _late(rows: Rows) -> Bools:
-    late: Bools = ~rows.verdicts.column("admitted", rows.index)
+    late: Bools = ~rows.verdict("admitted")
     return late
 
 
 def _says_late(rows: Rows) -> str:
-    slack = rows.verdicts.column("slack", rows.index)
-    place = rows.best(np.where(slack == NO_SLACK, _LEAST, slack))
+    place = _nearest(rows, rows.verdict("slack"))
     return f"{explained(rows.ask.demand, rows.ask.cluster.loads[int(rows.index[place])])} ({rows.label(place)})"
+
+
+def _nearest(rows: Rows, slack: Ints) -> int:
+    """The row that is least short of time; one where time is not what is short comes last."""
+    return rows.best(np.where(slack == NO_SLACK, -NO_SLACK, slack))
 
 
 def _few(rows: Rows) -> Bools | None:
@@ -260,7 +263,7 @@ def _never(code: str, fails: Callable[[Rows], Bools | None], says: Callable[[Row
     return Filter(f"never.{code}", fails, says, waits=False)
 
 
-_THERE = "largest there is"
+_THERE = "the largest"
 _FREE = "largest free"
 
 _NODE_NEVER: Final = (

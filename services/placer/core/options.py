@@ -158,7 +158,7 @@ def _memory_after(rows: Rows) -> Floats:
 
 
 def _slack(rows: Rows) -> Floats:
-    realtime, slack = rows.ask.demand.request.realtime, rows.verdicts.column("slack", rows.index)
+    realtime, slack = rows.ask.demand.request.realtime, rows.verdict("slack")
     if realtime is None:
         return np.full(len(rows), np.nan)
     part: Floats = np.where(slack == NO_SLACK, np.nan, slack / realtime.deadline_us)
@@ -168,7 +168,7 @@ def _slack(rows: Rows) -> Floats:
 def _unproven(rows: Rows) -> Bools:
     if not rows.ask.demand.count:
         return np.zeros(len(rows), np.bool_)
-    unproven: Bools = rows.verdicts.column("unproven", rows.index)
+    unproven: Bools = rows.verdict("unproven")
     return unproven
 
 

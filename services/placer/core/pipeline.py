@@ -50,7 +50,7 @@ def decide(  # noqa: PLR0913  # what a decision depends on, all of it by name
         tie=tie,
     )
     plan = question.plan()
-    if plan.refused is None and plan.nodes <= MAX_GANG_NODES:
+    if plan.complete and plan.nodes <= MAX_GANG_NODES:
         return Fits(plan.assignments, plan.score, plan.runner_up, plan.unproven)
     would_fit_if = tuple(change.text for change in changes(question, plan)) if advise else ()
     ever = _ever(question)
@@ -86,13 +86,12 @@ def _ever(question: Question) -> int | None:
 
 def _reasons(question: Question, plan: Plan, ever: int | None) -> tuple[Reason, ...]:
     """Why there is no place (left): first about all replicas together, then row by row, then who is not known."""
-    rows = plan.refused.reasons() if plan.refused else ()
-    return (*_together(question, plan, ever), *rows, *_unknown(question))
+    return (*_together(question, plan, ever), *plan.reasons, *_unknown(question))
 
 
 def _together(question: Question, plan: Plan, ever: int | None) -> Iterator[Reason]:
     wanted, done = len(question.replicas), len(plan.assignments)
-    if plan.refused is None:
+    if plan.complete:
         text = f"needs {plan.nodes} nodes, one placement touches at most {MAX_GANG_NODES}"
         yield Reason(
             code="never.nodes" if ever is not None and ever < wanted else "not_now.nodes",

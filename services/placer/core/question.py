@@ -39,4 +39,4 @@ class Question:
 
     def fits(self) -> bool:
         found = self.plan()
-        return found.refused is None and found.nodes <= MAX_GANG_NODES
+        return found.complete and found.nodes <= MAX_GANG_NODES

@@ -23,9 +23,11 @@ def room(ask: Ask, limit: int, *, empty: bool = False) -> Ints:
     sifted = sift(ask.everywhere())
     rows = sifted.possible if empty else sifted.passing
     node = _per_node(rows, limit, empty=empty)
-    if ask.demand.count and len(rows):
-        devices = np.bincount(rows.node, weights=_per_device(rows, limit, empty=empty), minlength=len(node))
-        node = np.minimum(node, devices.astype(np.int64) // ask.demand.count)
+    if ask.demand.count:
+        devices = rows.where(rows.of_device("is_device"))
+        each = _per_device(devices, limit, empty=empty)
+        total = np.bincount(devices.node, weights=each, minlength=len(node)).astype(np.int64)
+        node = np.minimum(node, total // ask.demand.count)
     if empty:
         node[rows.node[rows.of_node("state") == STATES.index(NodeState.JOINED)]] = limit
     return node
@@ -51,17 +53,18 @@ def _per_device(rows: Rows, limit: int, *, empty: bool) -> Ints:
     if demand.device_memory_mib:
         memory = rows.of_device("memory_capacity" if empty else "memory_free")
         most = np.where(memory == UNKNOWN, most, np.minimum(most, memory // demand.device_memory_mib))
-    seen: dict[tuple[Load, int], int] = {}
-    for place, row in enumerate(rows.index.tolist()):
-        load = rows.ask.cluster.loads.get(row)
-        if load is None:
-            most[place] = 0
-            continue
-        key = (Load(load.sharing) if empty else load, int(most[place]))
-        if key not in seen:
-            seen[key] = _deepest(demand, *key)
-        most[place] = seen[key]
-    return most
+    if not len(rows):
+        return most
+    load = rows.of_device("load")
+    pairs, which = np.unique(np.stack([load, most]), axis=1, return_inverse=True)
+    kinds = rows.ask.cluster.kinds
+    depth = [_deepest(demand, _emptied(kinds[number], empty=empty), deep) for number, deep in pairs.T.tolist()]
+    depths: Ints = np.array(depth, np.int64)[which.reshape(-1)]
+    return depths
+
+
+def _emptied(load: Load, *, empty: bool) -> Load:
+    return Load(load.sharing) if empty else load
 
 
 def _deepest(demand: Demand, load: Load, most: int) -> int:

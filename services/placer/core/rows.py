@@ -8,11 +8,11 @@ from functools import cached_property
 
 import numpy as np
 
+from services.placer.core.accounts import Load
 from services.placer.core.capabilities import OTHERS, Capabilities
 from services.placer.core.cluster import UNKNOWN, Cluster
 from services.placer.core.columns import Array, Bools, Ints
 from services.placer.core.demand import Demand
-from services.placer.core.feasible import Verdicts
 from shared.admission import Sharing
 from shared.messages import AllExcept
 
@@ -117,17 +117,33 @@ class Rows:
     def of_node(self, column: str) -> Array:
         return self.ask.cluster.nodes[column][self.node]
 
-    @cached_property
-    def verdicts(self) -> Verdicts:
-        """The admission test of the demand, up to date for these rows."""
-        return self.ask.cluster.verdicts(self.ask.demand, self.index)
+    def verdict(self, column: str) -> Array:
+        """A column of the admission test on each device: `admitted`, `slack` or `unproven`."""
+        return self.ask.cluster.verdicts(self.ask.demand, self.index).column(column, self.of_device("load"))
+
+    def alone(self, column: str) -> Array:
+        """The same if each device were empty."""
+        cluster, sharing = self.ask.cluster, self.of_device("sharing")
+        empty = np.zeros(len(cluster.codes), np.int64)
+        for code in self._ways():
+            empty[code] = cluster.kind_number(Load(cluster.sharing(code)))
+        verdicts = cluster.verdicts(self.ask.demand, self.index[:0])
+        verdicts.refresh(empty[self._ways()], cluster.kinds)
+        return verdicts.column(column, empty[sharing])
 
     def by_sharing(self, holds: Callable[[Sharing], bool]) -> Bools:
         """Devices whose way of being shared has a property; asked once for each way."""
-        _, first, which = np.unique(self.of_device("sharing"), return_index=True, return_inverse=True)
-        answers = [holds(self.ask.cluster.loads[int(row)].sharing) for row in self.index[first]]
-        mask: Bools = np.array(answers, np.bool_)[which]
+        cluster = self.ask.cluster
+        answers = np.zeros(len(cluster.codes), np.bool_)
+        for code in self._ways():
+            answers[code] = holds(cluster.sharing(code))
+        mask: Bools = answers[self.of_device("sharing")]
         return mask
+
+    def _ways(self) -> list[int]:
+        """The codes of the ways in which these devices are shared."""
+        ways: list[int] = np.flatnonzero(np.bincount(self.of_device("sharing"))).tolist()
+        return ways
 
     def per_node(self) -> Ints:
         """How many of these rows the node of each has."""

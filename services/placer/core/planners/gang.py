@@ -9,13 +9,13 @@ from typing import Literal
 import numpy as np
 
 from services.placer.core.columns import Array
-from services.placer.core.filters import Sifted, sift
+from services.placer.core.filters import sift
 from services.placer.core.options import options
 from services.placer.core.outcome import Assignment
 from services.placer.core.room import room
 from services.placer.core.rows import Ask
 from services.placer.core.strategies import Strategy
-from shared.messages import RunnerUp, Score
+from shared.messages import Reason, RunnerUp, Score
 
 SpreadOver = Literal["node", "pack"] | None
 
@@ -33,13 +33,14 @@ class Wish:
 
 @dataclass(frozen=True)
 class Plan:
-    """`refused` is the last look at the cluster, with the assignments on it, where the next replica did not fit."""
+    """Where not `complete`, `reasons` say why there was no place for the replica after those in `assignments`."""
 
-    assignments: tuple[Assignment, ...]
+    assignments: tuple[Assignment, ...] = ()
     score: Score | None = None
     runner_up: RunnerUp | None = None
     unproven: bool = False
-    refused: Sifted | None = None
+    complete: bool = True
+    reasons: tuple[Reason, ...] = ()
 
     @property
     def nodes(self) -> int:
@@ -73,15 +74,16 @@ class _Board:
 
     def fill(self) -> Plan:
         done: list[Assignment] = []
-        first = Plan(())
+        first = Plan()
         unproven = False
         for replica in self._wish.replicas:
             keys = self._spreading(len(self._wish.replicas) - len(done))
             best = self._options.best(keys)
             if best is None:
-                return replace(first, assignments=tuple(done), refused=sift(self._ask.everywhere()))
+                reasons = sift(self._ask.everywhere()).reasons()
+                return replace(first, assignments=tuple(done), complete=False, reasons=reasons)
             if not done:
-                first = Plan((), self._options.score(best), self._runner_up(best, keys))
+                first = Plan(score=self._options.score(best), runner_up=self._runner_up(best, keys))
             unproven |= bool(self._options.unproven[best])
             done.append(self._assign(replica, best))
             if len(done) < len(self._wish.replicas):

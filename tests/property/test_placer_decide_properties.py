@@ -1,0 +1,273 @@
+"""What holds for every decision, whatever the cluster and the request."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.placer.core.capabilities import ALL_CAN_ALL
+from services.placer.core.changes import changes
+from services.placer.core.cluster import Cluster
+from services.placer.core.demand import Demand
+from services.placer.core.filters import DEVICE_FILTERS, NODE_FILTERS, sift
+from services.placer.core.options import candidates
+from services.placer.core.outcome import Fits, Never, NotNow
+from services.placer.core.pipeline import decide, fits_more
+from services.placer.core.question import Question
+from services.placer.core.rows import Ask
+from services.placer.core.strategies import STRATEGIES
+from shared.messages import (
+    SHARE_WHOLE_MICRO,
+    ClassStanding,
+    DeviceFacts,
+    DeviceStanding,
+    Gpu,
+    Kind,
+    NodeFacts,
+    NodeState,
+    PlaceRequest,
+    Realtime,
+    Regime,
+)
+
+SHARES = (0.1, 0.15, 0.25, 1 / 3, 0.5, 0.75, 1.0)
+
+
+@st.composite
+def devices(draw: st.DrawFn, node: str, index: int) -> DeviceFacts:
+    standing = draw(st.sampled_from([None, *DeviceStanding]))
+    return DeviceFacts(
+        uuid=f"GPU-{node}-{index}",
+        index=index,
+        model=draw(st.sampled_from(("H100", "L4"))),
+        regime=draw(st.sampled_from(Regime)),
+        slice_us=draw(st.sampled_from((None, 2_000))),
+        switch_us=100,
+        group=draw(st.sampled_from((None, "x", "y"))),
+        healthy=draw(st.sampled_from((True, True, True, False))),
+        memory_mib=draw(st.sampled_from((None, 8_192, 16_384))),
+        foreign_share_micro=draw(st.sampled_from((0, 0, 0, None, 200_000, 1_000_000))),
+        foreign_memory_mib=draw(st.sampled_from((0, 0, 0, None, 1_000, 20_000))),
+        classes={"any": ClassStanding(standing=standing, slack_us=None)} if standing else {},
+    )
+
+
+@st.composite
+def nodes(draw: st.DrawFn, name: str) -> NodeFacts:
+    return NodeFacts(
+        node=name,
+        state=draw(st.sampled_from((NodeState.READY, NodeState.READY, NodeState.READY, *NodeState))),
+        at_us=0,
+        devices=tuple(draw(devices(name, index)) for index in range(draw(st.integers(0, 4)))),
+        labels=draw(st.sampled_from(({}, {"rack": "1"}))),
+        cpu_milli=draw(st.sampled_from((1_000, 8_000))),
+        memory_mib=draw(st.sampled_from((1_024, 65_536))),
+        foreign_cpu_milli=draw(st.sampled_from((0, 500, None))),
+        foreign_memory_mib=draw(st.sampled_from((0, 2_000))),
+    )
+
+
+@st.composite
+def realtimes(draw: st.DrawFn) -> Realtime:
+    deadline_us = draw(st.sampled_from((5_000, 20_000, 50_000, 200_000)))
+    return Realtime(
+        deadline_us=deadline_us,
+        period_us=draw(st.sampled_from((None, deadline_us, 2 * deadline_us))),
+        runtime_us=draw(st.sampled_from((1_000, 4_000, 12_000))),
+        kind=draw(st.sampled_from(Kind)),
+        gate=draw(st.booleans()),
+    )
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> PlaceRequest:
+    gpu = None
+    if draw(st.integers(0, 5)):
+        count = draw(st.sampled_from((1, 1, 1, 2, 3)))
+        share = draw(st.sampled_from(SHARES)) if count == 1 else 1.0
+        models = draw(st.sampled_from((None, None, ("H100",), ("A10",))))
+        gpu = Gpu(count=count, share=share, memory_mib=draw(st.sampled_from((0, 0, 4_096, 12_000))), models=models)
+    return PlaceRequest(
+        command=("serve",),
+        request_id=f"r-{draw(st.integers(0, 10**6))}",
+        gpu=gpu,
+        cpu_milli=draw(st.sampled_from((0, 0, 600, 3_000))),
+        memory_mib=draw(st.sampled_from((0, 0, 900, 30_000))),
+        realtime=draw(st.none() | realtimes()) if gpu else None,
+        replicas=draw(st.sampled_from((1, 1, 1, 2, 5))),
+        spread_over=draw(st.sampled_from((None, "node", "pack"))),
+        node_selector=draw(st.sampled_from(({}, {}, {"rack": "1"}))),
+        candidates=draw(st.sampled_from((None, None, None, ("n0", "n1"), ("n9",)))),
+        strategy=draw(st.sampled_from(sorted(STRATEGIES))),
+    )
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster:
+    """A few nodes, with what a few requests were given on them."""
+    made = Cluster()
+    for index in range(draw(st.integers(0, 4))):
+        facts = draw(nodes(f"n{index}"))
+        made.set_facts(facts.node, facts, 0)
+    for asked in draw(st.lists(requests(), max_size=6)):
+        decision = decide(made, asked, 0, advise=False)
+        if isinstance(decision, Fits):
+            reserve(made, asked, decision)
+    return made
+
+
+def reserve(made: Cluster, asked: PlaceRequest, decision: Fits) -> None:
+    for a in decision.assignments:
+        taken = Demand.of(asked).reservation(asked.request_id or "", a.replica, 1, a.devices)
+        made.set_reservations(a.node, (*made.reservations(a.node), taken))
+
+
+def ask_of(made: Cluster, asked: PlaceRequest) -> Ask:
+    return Ask(made, Demand.of(asked), ALL_CAN_ALL)
+
+
+def facts_of(made: Cluster) -> list[NodeFacts]:
+    found = [made.facts(made.name(int(slot))) for slot in made.all_slots()]
+    return [facts for facts in found if facts]
+
+
+def assert_not_overcommitted(made: Cluster) -> None:
+    """Counted here once more, from the reservations alone; foreign use may push a node over, we may not."""
+    for facts in facts_of(made):
+        held = made.reservations(facts.node)
+        assert sum(r.cpu_milli for r in held) <= facts.cpu_milli
+        assert sum(r.memory_mib for r in held) <= facts.memory_mib
+        for device in facts.devices:
+            mine = [r for r in held if device.uuid in r.devices]
+            assert sum(r.share_micro for r in mine) <= SHARE_WHOLE_MICRO
+            assert sum(r.device_memory_mib for r in mine) <= (device.memory_mib or 0)
+
+
+@given(clusters(), requests())
+def test_a_decision_never_over_commits_and_places_all_replicas_or_none(made: Cluster, asked: PlaceRequest) -> None:
+    decision = decide(made, asked, 0)
+    if isinstance(decision, Fits):
+        assert list(range(asked.replicas)) == [a.replica for a in decision.assignments]
+        count = asked.gpu.count if asked.gpu else 0
+        assert all(count == len(set(a.devices)) for a in decision.assignments)
+        reserve(made, asked, decision)
+    assert_not_overcommitted(made)
+
+
+@given(clusters(), requests())
+def test_a_filter_never_adds_a_row_and_every_row_lost_is_counted_once(made: Cluster, asked: PlaceRequest) -> None:
+    rows = ask_of(made, asked).everywhere()
+    filters = DEVICE_FILTERS if asked.gpu else NODE_FILTERS
+    left = set(rows.index.tolist())
+    for number in range(1, len(filters) + 1):
+        passing = set(sift(rows, filters[:number]).passing.index.tolist())
+        assert passing <= left
+        left = passing
+    sifted = sift(rows)
+    assert len(rows) == len(sifted.passing) + sum(reason.count for reason in sifted.reasons())
+
+
+@given(clusters(), requests())
+def test_the_answer_for_a_node_does_not_depend_on_the_others(made: Cluster, asked: PlaceRequest) -> None:
+    ask = ask_of(made, asked)
+    together = sorted(sift(ask.everywhere()).passing.index.tolist())
+    alone = sorted(row for slot in made.all_slots() for row in sift(ask.on(int(slot))).passing.index.tolist())
+    assert together == alone
+
+
+@given(clusters(), requests(), st.randoms(use_true_random=False), st.sampled_from(("", "placer-1")))
+def test_the_order_in_which_nodes_came_does_not_matter(
+    made: Cluster, asked: PlaceRequest, chance: Any, tie: str
+) -> None:
+    other = Cluster()
+    shuffled = facts_of(made)
+    chance.shuffle(shuffled)
+    for facts in shuffled:
+        turned = facts.model_copy(update={"devices": tuple(reversed(facts.devices))})
+        other.set_reservations(facts.node, tuple(reversed(made.reservations(facts.node))))
+        other.set_facts(facts.node, turned, 0)
+    first, second = (decide(one, asked, 0, tie=tie, advise=False) for one in (made, other))
+    assert type(first) is type(second)
+    if isinstance(first, Fits) and isinstance(second, Fits):
+        assert first == second
+    elif not isinstance(first, Fits) and not isinstance(second, Fits):
+        assert {(r.code, r.count) for r in first.reasons} == {(r.code, r.count) for r in second.reasons}
+
+
+@given(clusters(), requests())
+def test_keeping_in_step_gives_what_starting_afresh_gives(made: Cluster, asked: PlaceRequest) -> None:
+    fresh = Cluster()
+    for facts in facts_of(made):
+        fresh.set_facts(facts.node, facts, 0)
+        fresh.set_reservations(facts.node, made.reservations(facts.node))
+    assert decide(fresh, asked, 0) == decide(made, asked, 0)
+
+
+@given(clusters(), requests())
+def test_scores_are_finite_and_from_0_to_1(made: Cluster, asked: PlaceRequest) -> None:
+    passing = sift(ask_of(made, asked).everywhere()).passing
+    for strategy in STRATEGIES.values():
+        ranking = strategy.rank(candidates(passing))
+        for values in (ranking.total, *ranking.by.values()):
+            assert len(passing) == len(values)
+            assert np.isfinite(values).all()
+            assert ((values >= 0) & (values <= 1)).all()
+
+
+@given(clusters(), requests())
+def test_what_would_make_it_fit_does(made: Cluster, asked: PlaceRequest) -> None:
+    decision = decide(made, asked, 0)
+    if isinstance(decision, Fits):
+        return
+    question = Question(made, asked, STRATEGIES[asked.strategy], tuple(range(asked.replicas)), ALL_CAN_ALL)
+    told = changes(question, question.plan())
+    assert decision.would_fit_if == tuple(change.text for change in told)
+    for change in told:
+        if change.request:
+            valid = PlaceRequest.from_json(change.request.model_dump_json().encode())
+            assert isinstance(decide(made, valid, 0), Fits)
+        if change.released:
+            released, node = change.released
+            with made.trial():
+                made.set_reservations(node, tuple(r for r in made.reservations(node) if r.request_id != released))
+                assert isinstance(decide(made, asked, 0), Fits)
+
+
+@given(clusters(), requests())
+def test_fits_more_is_how_many_do_fit(made: Cluster, asked: PlaceRequest) -> None:
+    expected = fits_more(made, asked, 0, limit=12)
+    done = 0
+    while done < 12 and isinstance(decision := decide(made, asked, 0, advise=False), Fits):
+        reserve(made, asked.model_copy(update={"request_id": f"more-{done}"}), decision)
+        done += 1
+    assert expected == done
+
+
+@given(clusters(), requests())
+def test_never_means_not_on_an_empty_cluster_either(made: Cluster, asked: PlaceRequest) -> None:
+    """Not now: it fits once all have left, all devices are well and nobody else uses them; never: not even then."""
+    decision = decide(made, asked, 0, advise=False)
+    ideal = Cluster()
+    for facts in facts_of(made):
+        well = {"healthy": True, "foreign_share_micro": 0, "foreign_memory_mib": 0, "classes": {}}
+        devices = tuple(device.model_copy(update=well) for device in facts.devices)
+        idle = {"state": NodeState.READY, "foreign_cpu_milli": 0, "foreign_memory_mib": 0, "devices": devices}
+        ideal.set_facts(facts.node, facts.model_copy(update=idle), 0)
+    then = decide(ideal, asked, 0, advise=False)
+    if isinstance(decision, Never):
+        assert not isinstance(then, Fits)
+    known = all(facts.state is not NodeState.JOINED for facts in facts_of(made)) and facts_of(made)
+    unreported = any(d.memory_mib is None for facts in facts_of(made) for d in facts.devices)
+    if isinstance(decision, NotNow) and known and not unreported and not ask_of(made, asked).strangers():
+        assert isinstance(then, Fits)
+
+
+@given(clusters(), requests())
+def test_reasons_are_counted_and_say_something(made: Cluster, asked: PlaceRequest) -> None:
+    decision = decide(made, asked, 0, advise=False)
+    if not isinstance(decision, Fits):
+        assert decision.reasons
+        assert all(reason.message and reason.count >= 0 for reason in decision.reasons)
+        assert 1 == max(Counter(reason.code for reason in decision.reasons).values())
