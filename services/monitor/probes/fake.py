@@ -69,33 +69,35 @@ class FakeProbe:
         self._capacity = capacity
         self._control = control
         self._malformed = 0
+        self._faults = Faults()
 
     def capacity(self) -> Capacity:
         return self._capacity
 
     def read(self) -> Snapshot:
-        self._hang()
-        faults = self._faults()
+        faults = self._after_hanging()
         if faults.error is not None:
             raise OSError(faults.error)
         found = [self._reading(index, faults.devices.get(index, DeviceFault())) for index in range(len(self._devices))]
         counts = {"control_malformed": self._malformed} if self._malformed else {}
         return Snapshot(tuple(device for device in found if device is not None), counts=counts)
 
-    def _hang(self) -> None:
+    def _after_hanging(self) -> Faults:
+        """The faults of this cycle, once it has hung for as long as they say."""
         began_s = time.monotonic()
-        while (time.monotonic() - began_s) * 1000 < self._faults().hang_ms:
+        while (time.monotonic() - began_s) * 1000 < self._look().hang_ms:
             time.sleep(0.005)
+        return self._faults
 
-    def _faults(self) -> Faults:
-        """What the control file says now; nothing where it is absent or being written."""
+    def _look(self) -> Faults:
+        """What the control file says now: none where it is absent, what it said before where it is malformed."""
         try:
-            return Faults.model_validate_json(self._control.read_bytes()) if self._control else Faults()
+            self._faults = Faults.model_validate_json(self._control.read_bytes()) if self._control else Faults()
         except FileNotFoundError:
-            return Faults()
+            self._faults = Faults()
         except ValidationError:
             self._malformed += 1
-            return Faults()
+        return self._faults
 
     def _reading(self, index: int, fault: DeviceFault) -> DeviceReading | None:
         device = self._devices[index]
