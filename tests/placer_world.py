@@ -1,0 +1,386 @@
+"""A world for placer cores: a ledger, nodes, containers and time, all in one thread and in any order a test wants.
+
+Each slow effect of a core is a Task that a test carries out, delays, fails or drops; each core has its own watch on
+the ledger, delivered one change at a time. `settle` does everything that is there to do, first come first served.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.placer.core.capabilities import ALL_CAN_ALL
+from services.placer.core.containers import (
+    Ended,
+    Found,
+    Listed,
+    ListFailed,
+    ListNode,
+    Read,
+    ReadDone,
+    Remove,
+    Start,
+    Started,
+    StartFailed,
+    Stop,
+    StopFailed,
+    Stopped,
+)
+from services.placer.core.core import Core
+from services.placer.core.intents import Rules
+from services.placer.core.invariants import ledger_faults
+from shared.effects import Ack, Commit, Draining, KeyChanged, Publish, Received, Reply, Tick, WatchReplayed
+from shared.messages import (
+    ConfirmRequest,
+    ContainerLabels,
+    DeviceFacts,
+    LedgerIdentity,
+    NodeFacts,
+    NodeReservations,
+    NodeState,
+    PlaceReply,
+    PlaceRequest,
+    Regime,
+    ReleaseRequest,
+    RequestRecord,
+    Reservation,
+    State,
+)
+from shared.subjects import LEDGER, NODES, Subjects, node_key, request_key
+from shared.testing.ledger import MemoryLedger
+
+SECOND = 1_000_000
+WALL = 1_700_000_000 * SECOND
+TICKS = (("soon", 200_000), ("beat", SECOND), ("list", 2 * SECOND))
+SUBJECTS = Subjects("rt")
+
+
+@dataclass
+class Box:
+    """A container as its engine has it."""
+
+    labels: ContainerLabels
+    running: bool = True
+    exit_code: int | None = None
+
+    def found(self) -> Found:
+        return Found(self.labels.node, self.labels.container, self.labels, self.running, self.exit_code)
+
+
+@dataclass
+class Task:
+    """A slow effect under way."""
+
+    placer: str
+    effect: Any
+
+
+@dataclass
+class World:
+    rules: Rules = field(default_factory=Rules)
+    ledger: MemoryLedger = field(default_factory=MemoryLedger)
+    now: int = 1_000 * SECOND
+    facts: dict[str, NodeFacts] = field(default_factory=dict)
+    placers: dict[str, Core] = field(default_factory=dict)
+    watched: dict[str, int] = field(default_factory=dict)
+    tasks: deque[Task] = field(default_factory=deque)
+    boxes: dict[str, Box] = field(default_factory=dict)
+    executed: Counter[str] = field(default_factory=Counter)
+    events: list[Publish] = field(default_factory=list)
+    replies: defaultdict[str, list[PlaceReply]] = field(default_factory=lambda: defaultdict(list))
+    errors: dict[str, tuple[int, str]] = field(default_factory=dict)
+    acks: list[Ack] = field(default_factory=list)
+    starts_fail: int = 0
+    """How many of the next starts fail."""
+    silent_nodes: set[str] = field(default_factory=set)
+    started_placers: int = 0
+    asked: int = 0
+    finals: dict[str, bytes] = field(default_factory=dict)
+
+    # --- placers ---
+
+    def placer(self, name: str = "", *, replay: bool = True) -> str:
+        """Start one; its name."""
+        self.started_placers += 1
+        name = name or f"p{self.started_placers}"
+        self.placers[name] = Core(name, f"ledger-{name}", SUBJECTS, ALL_CAN_ALL, self.rules, WALL)
+        for node, facts in self.facts.items():
+            self.tell(name, KeyChanged(NODES, node_key(node), facts.to_json(), 1))
+        self.tell(name, WatchReplayed(NODES, frozenset(map(node_key, self.facts))))
+        if replay:
+            self.replay(name)
+        return name
+
+    def replay(self, name: str) -> None:
+        """Its watch on the ledger begins anew."""
+        for change in self.ledger.replay():
+            self.tell(name, change)
+        self.watched[name] = len(self.ledger.log)
+        self.tell(name, WatchReplayed(LEDGER, self.ledger.keys()))
+
+    def kill(self, name: str, *, tasks: str = "lost") -> None:
+        """Gone without a word; what it had asked for may still be done (`done`) or not (`lost`)."""
+        mine = [task for task in self.tasks if task.placer == name]
+        for task in mine:
+            self.tasks.remove(task)
+        del self.placers[name]
+        if tasks == "done":
+            for task in mine:
+                self._do(task.effect)
+
+    def stop(self, name: str) -> None:
+        """A clean end: it may still say its last words."""
+        self.tell(name, Draining())
+        self.settle()
+        self.kill(name)
+
+    def tell(self, name: str, event: object) -> None:
+        """One event for one placer; its inline effects happen at once, its slow ones become tasks."""
+        core = self.placers[name]
+        for effect in core.handle(event, self.now):
+            match effect:
+                case Publish():
+                    self.events.append(effect)
+                case Reply(to, body, error):
+                    if to:
+                        assert isinstance(body, PlaceReply)
+                        self.replies[to].append(body)
+                        if error:
+                            self.errors[to] = error
+                case Ack():
+                    self.acks.append(effect)
+                case _:
+                    self.tasks.append(Task(name, effect))
+        core.check()
+
+    # --- doing what is there to do ---
+
+    def step_watch(self, name: str) -> bool:
+        """Deliver one change of the ledger; False where there is none."""
+        place = self.watched[name]
+        if place >= len(self.ledger.log):
+            return False
+        self.watched[name] = place + 1
+        self.tell(name, self.ledger.log[place])
+        return True
+
+    def step_task(self, index: int = 0) -> None:
+        """Carry out one task."""
+        task = self.tasks[index]
+        del self.tasks[index]
+        event = self._do(task.effect)
+        self.check()
+        if event is not None and task.placer in self.placers:
+            self.tell(task.placer, event)
+
+    def settle(self, limit: int = 20_000) -> None:
+        """Until nothing is left to do at this time."""
+        for _ in range(limit):
+            if self.tasks:
+                self.step_task()
+            elif not any([self.step_watch(name) for name in list(self.placers)]):
+                return
+        raise AssertionError(f"not settled after {limit} steps: {list(self.tasks)[:5]}")
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass in steps of the shortest timer, with every tick that falls due, and settle after each."""
+        end = self.now + round(seconds * SECOND)
+        while self.now < end:
+            self.now += TICKS[0][1]
+            for name, period in TICKS:
+                if self.now % period == 0:
+                    for placer in list(self.placers):
+                        self.tell(placer, Tick(name, WALL + self.now))
+            self.settle()
+
+    def _do(self, effect: Any) -> object | None:
+        match effect:
+            case Commit():
+                return self.ledger.commit(effect)
+            case Start():
+                return self._start(effect)
+            case Stop(node, container):
+                if node in self.silent_nodes:
+                    return StopFailed(node, container, "no answer")
+                self.boxes.pop(container, None)
+                return Stopped(node, container)
+            case Remove(_, container):
+                if container in self.boxes and not self.boxes[container].running:
+                    del self.boxes[container]
+                return None
+            case ListNode(node):
+                if node in self.silent_nodes:
+                    return ListFailed(node, "no answer")
+                found = [box.found() for box in self.boxes.values() if box.labels.node == node]
+                return Listed(node, tuple(found))
+            case Read(keys):
+                return ReadDone(self.ledger.read(list(keys)))
+        raise TypeError(effect)
+
+    def _start(self, effect: Start) -> object:
+        name = effect.labels.container
+        if self.starts_fail > 0:
+            self.starts_fail -= 1
+            return StartFailed(effect.labels.node, name, "no such image")
+        if name not in self.boxes:
+            self.executed[name] += 1
+            self.boxes[name] = Box(effect.labels)
+        return Started(self.boxes[name].found())
+
+    def end(self, container: str, exit_code: int, *, told: bool = True) -> None:
+        """A container ends by itself; backends' watches say so to everyone where `told`."""
+        box = self.boxes[container]
+        box.running, box.exit_code = False, exit_code
+        if told:
+            for name in list(self.placers):
+                self.tell(name, Ended(box.found()))
+
+    # --- asking ---
+
+    def ask(self, placer: str, message: Any) -> str:
+        """Send a request to one placer; where its reply will be."""
+        self.asked += 1
+        reply = f"_INBOX.{self.asked}"
+        self.tell(placer, Received("rt.place", message, reply=reply, wall_us=WALL + self.now))
+        return reply
+
+    def answer(self, reply: str) -> PlaceReply:
+        """The one answer there."""
+        self.settle()
+        assert len(self.replies[reply]) == 1, self.replies[reply]
+        return self.replies[reply][0]
+
+    def place(self, placer: str, **body: Any) -> PlaceReply:
+        return self.answer(self.ask(placer, request(**body)))
+
+    def release(self, placer: str, request_id: str) -> PlaceReply:
+        return self.answer(self.ask(placer, ReleaseRequest(request_id=request_id)))
+
+    def confirm(self, placer: str, request_id: str, generation: int) -> PlaceReply:
+        return self.answer(self.ask(placer, ConfirmRequest(request_id=request_id, generation=generation)))
+
+    # --- nodes ---
+
+    def add_node(self, node: str, devices: int = 1, **more: Any) -> None:
+        self.set_facts(facts(node, devices, **more))
+
+    def set_facts(self, found: NodeFacts) -> None:
+        self.facts[found.node] = found
+        for name in list(self.placers):
+            self.tell(name, KeyChanged(NODES, node_key(found.node), found.to_json(), 1))
+
+    # --- looking ---
+
+    def record(self, request_id: str) -> RequestRecord:
+        value, _ = self.ledger.values[request_key(request_id)]
+        assert value is not None
+        return RequestRecord.trusted(value)
+
+    def has_key(self, request_id: str) -> bool:
+        return request_key(request_id) in self.ledger.values
+
+    def records(self) -> dict[str, RequestRecord]:
+        values = {key: value for key, (value, _) in self.ledger.values.items() if value is not None}
+        found = [RequestRecord.trusted(value) for key, value in values.items() if key.startswith("request.")]
+        return {record.request_id: record for record in found}
+
+    def reservations(self) -> dict[str, tuple[Reservation, ...]]:
+        values = {key: value for key, (value, _) in self.ledger.values.items() if value is not None}
+        nodes = [NodeReservations.trusted(value) for key, value in values.items() if key.startswith("node.")]
+        return {node.node: node.reservations for node in nodes}
+
+    def identity(self) -> LedgerIdentity:
+        value, _ = self.ledger.values["ledger"]
+        assert value is not None
+        return LedgerIdentity.trusted(value)
+
+    def states(self, request_id: str) -> list[str]:
+        """The states in its events, in order, each event once."""
+        seen: dict[str, str] = {}
+        for event in self.events:
+            if event.subject == SUBJECTS.place_event(request_id):
+                seen.setdefault(event.event_id, getattr(event.body, "state"))  # noqa: B009
+        return list(seen.values())
+
+    def bus_events(self) -> list[str]:
+        return [getattr(e.body, "kind") for e in self.events if e.subject == SUBJECTS.bus_event("placer")]  # noqa: B009
+
+    def running(self, request_id: str | None = None) -> list[str]:
+        return [
+            name
+            for name, box in self.boxes.items()
+            if box.running and request_id in {None, box.labels.reservation.request_id}
+        ]
+
+    def leader(self) -> str | None:
+        names = [name for name, core in self.placers.items() if core.leader.leads]
+        return names[0] if len(names) == 1 else None
+
+    # --- what must hold at any time ---
+
+    def check(self) -> None:
+        """The invariants of DESIGN §8 that the ledger and the engines can show, at this very moment."""
+        records = self.records()
+        faults = list(ledger_faults(records, self.reservations()))
+        assert not faults, faults
+        twice = [name for name, times in self.executed.items() if times > 1]
+        assert not twice, twice
+        doubled = {to: said for to, said in self.replies.items() if len(said) > 1}
+        assert not doubled, doubled
+        for request_id, record in records.items():
+            if record.final:
+                known = self.finals.setdefault(request_id, record.to_json())
+                assert known == record.to_json(), f"{request_id} was final"
+            else:
+                assert request_id not in self.finals, f"{request_id} was final"
+
+    def check_settled(self) -> None:
+        """What must hold once everything had time: what runs is what the keys say, and everything was told."""
+        self.check()
+        records = self.records()
+        wanted = {
+            (record.request_id, each.replica, each.generation)
+            for record in records.values()
+            for each in record.replicas
+            if each.state == State.STARTED
+        }
+        there = {
+            (held.request_id, held.replica, held.generation)
+            for held in (box.labels.reservation for box in self.boxes.values() if box.running)
+        }
+        assert wanted == there
+        for record in records.values():
+            assert [step.state for step in record.steps] == self.states(record.request_id)[-len(record.steps) :]
+
+
+def request(**body: Any) -> PlaceRequest:
+    """A request as it comes from the bus: half a device unless told otherwise."""
+    gpu = body.pop("gpu", {"share": 0.5})
+    base: dict[str, Any] = {"request_id": "a", "command": ["serve"], "strategy": "binpack"}
+    if gpu is not None:
+        base["gpu"] = gpu
+    return PlaceRequest.from_json(json.dumps(base | body).encode())
+
+
+def facts(node: str, devices: int = 1, **more: Any) -> NodeFacts:
+    return NodeFacts(
+        node=node,
+        state=NodeState.READY,
+        at_us=0,
+        devices=tuple(
+            DeviceFacts(
+                uuid=f"{node}-gpu-{index}",
+                index=index,
+                model="fake",
+                regime=Regime.TIME_SLICED,
+                slice_us=2000,
+                switch_us=100,
+                healthy=True,
+                memory_mib=16_384,
+            )
+            for index in range(devices)
+        ),
+        **({"cpu_milli": 64_000, "memory_mib": 65_536} | more),
+    )
