@@ -92,8 +92,8 @@ class World:
     replies: defaultdict[str, list[PlaceReply]] = field(default_factory=lambda: defaultdict(list))
     errors: dict[str, tuple[int, str]] = field(default_factory=dict)
     acks: list[Ack] = field(default_factory=list)
-    starts_fail: int = 0
-    """How many of the next starts fail."""
+    generations_fail: dict[str, int] = field(default_factory=dict)
+    """Per request: starts of its first so many generations fail."""
     silent_nodes: set[str] = field(default_factory=set)
     started_placers: int = 0
     asked: int = 0
@@ -180,7 +180,7 @@ class World:
         for _ in range(limit):
             if self.tasks:
                 self.step_task()
-            elif not any([self.step_watch(name) for name in list(self.placers)]):
+            elif not any(self.step_watch(name) for name in list(self.placers)):
                 return
         raise AssertionError(f"not settled after {limit} steps: {list(self.tasks)[:5]}")
 
@@ -221,8 +221,8 @@ class World:
 
     def _start(self, effect: Start) -> object:
         name = effect.labels.container
-        if self.starts_fail > 0:
-            self.starts_fail -= 1
+        held = effect.labels.reservation
+        if held.generation <= self.generations_fail.get(held.request_id, 0):
             return StartFailed(effect.labels.node, name, "no such image")
         if name not in self.boxes:
             self.executed[name] += 1

@@ -37,7 +37,7 @@ from services.placer.core.intents_life import Confirm, Release
 from services.placer.core.invariants import node_faults, record_faults
 from services.placer.core.leader import Leader
 from services.placer.core.leases import Leases
-from services.placer.core.ledger import IDENTITY_KEY, Draft, Key, Ledger
+from services.placer.core.ledger import IDENTITY_KEY, Draft, Ledger
 from services.placer.core.recovery import Recovery
 from services.placer.core.telling import Telling
 from shared.effects import (
@@ -58,7 +58,6 @@ from shared.messages import (
     NodeFacts,
     PlaceRequest,
     ReleaseRequest,
-    Reservation,
     unknown_fields,
 )
 from shared.subjects import LEDGER, NODES, Subjects, decode, node_key
@@ -232,16 +231,10 @@ class Core:
         if key.kind == IDENTITY_KEY:
             self._identity_changed()
         elif key.kind == "node":
-            self._node_changed(key)
+            # where a batch in flight has planned on the node, its end puts things right
+            self.cluster.set_reservations(key.name, self.ledger.reservations(key.name))
         elif key.kind == "request":
             self._record_changed(key.name)
-
-    def _node_changed(self, key: Key) -> None:
-        """Fewer reservations may help who waits. Where a batch has planned on the node, its end puts things right."""
-        reservations = self.ledger.reservations(key.name)
-        if not set(_ids(self.cluster.reservations(key.name))) <= set(_ids(reservations)):
-            self.leader.something_changed()
-        self.cluster.set_reservations(key.name, reservations)
 
     def _record_changed(self, request_id: str) -> None:
         """What was waiting for this record goes on, and what this placer owns is carried out."""
@@ -428,10 +421,6 @@ class Core:
         self._draining = True
         self._effects += self.recovery.give_back()
         self.commits.add(Resign())
-
-
-def _ids(reservations: tuple[Reservation, ...]) -> list[tuple[str, int, int, str | None]]:
-    return [(each.request_id, each.replica, each.generation, each.container) for each in reservations]
 
 
 def _timeless(facts: NodeFacts) -> NodeFacts:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.placer.core.intents import Intent, Scope
-from services.placer.core.ledger import MOST_NODES
 from services.placer.core.outcome import Assignment, Fits, Never, NotNow
 from services.placer.core.records import (
     UNPLACED,
@@ -71,7 +70,6 @@ class Decide(Intent):
                 return self._settle_without(scope, State.REJECTED, reasons=reasons, would_fit_if=would_fit_if)
 
     def _placed(self, scope: Scope, fits: Fits) -> tuple[Effect, ...]:
-        _check_nodes(fits)
         record = new_record(self.request, scope.me, scope.wall_us)
         if self.request.dry_run:
             return self._would_be(scope, _placed(scope, record, fits))
@@ -111,7 +109,6 @@ class Decide(Intent):
                 would_fit_if=fits.would_fit_if,
             )
             return self._answer(said)
-        _check_nodes(fits)
         fresh = record.model_copy(update={"body": self.request, "owner": scope.me})
         held = _place(scope, fresh, fits)
         return self._answer(self._says(scope, held, score=fits.score, runner_up=fits.runner_up))
@@ -168,7 +165,7 @@ class TryWaiting(Intent):
             decision = scope.chooser.decide(
                 body, scope.now_us, set_aside=set_aside, only=only, others=others, advise=False
             )
-            if isinstance(decision, Fits) and len({each.node for each in decision.assignments}) <= MOST_NODES:
+            if isinstance(decision, Fits):
                 return decision
         return None
 
@@ -200,8 +197,3 @@ def _hold_is_over(record: RequestRecord) -> bool:
 
 def _too_late(request: PlaceRequest, wall_us: int) -> bool:
     return request.place_by_us is not None and wall_us > request.place_by_us
-
-
-def _check_nodes(fits: Fits) -> None:
-    if (nodes := len({each.node for each in fits.assignments})) > MOST_NODES:
-        raise FieldError("replicas", f"a gang over {nodes} nodes", f"one over at most {MOST_NODES} nodes")

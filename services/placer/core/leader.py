@@ -29,6 +29,7 @@ class Leader:
         self._changes = 0
         self._beats = 0
         self._tried: dict[str, tuple[int, int]] = {}
+        """By request: the state of affairs, and the revision of its record, when it was tried last."""
 
     @property
     def leads(self) -> bool:
@@ -39,8 +40,12 @@ class Leader:
         return self._ledger.leader() is None or not self._leases.alive(LEADER, now_us)
 
     def something_changed(self) -> None:
-        """A node, or what is reserved on it: waiting requests may fit now."""
+        """A node did: waiting requests may fit now."""
         self._changes += 1
+
+    def _affairs(self) -> int:
+        """Another number whenever something changed that can help who waits."""
+        return self._changes + self._ledger.freed
 
     def beat(self, now_us: int) -> list[Intent]:
         """Once per beat: take over what nobody carries on, and give up leases behind which nothing is left."""
@@ -77,12 +82,12 @@ class Leader:
             return False
         place_by_us = record.body.place_by_us if record.body else None
         too_late = record.state == State.QUEUED and place_by_us is not None and wall_us > place_by_us
-        return too_late or self._tried.get(record.request_id) != (self._changes, stored.revision)
+        return too_late or self._tried.get(record.request_id) != (self._affairs(), stored.revision)
 
     def _next(self, waiting: list[Stored[RequestRecord]]) -> list[Intent]:
         chosen = sorted(((order(each.value), each) for each in waiting if each.value), key=lambda pair: pair[0])
         intents: list[Intent] = []
         for (*_, request_id), stored in chosen[: self._rules.batch]:
-            self._tried[request_id] = (self._changes, stored.revision)
+            self._tried[request_id] = (self._affairs(), stored.revision)
             intents.append(TryWaiting(request_id, len(stored.value.replicas) if stored.value else 0))
         return intents

@@ -24,8 +24,6 @@ IDENTITY_KEY = "ledger"
 LEADER = "leader"
 MOST_KEYS = 1000
 """Of one batch: the server's limit."""
-MOST_NODES = MOST_KEYS - 1
-"""Of one request: its own key takes one place of the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +65,8 @@ class Ledger:
         self.leases: dict[str, Stored[Lease]] = {}
         self.live: set[str] = set()
         """Requests that are not final."""
+        self.freed = 0
+        """How often a reservation was seen to go: who waits may fit then."""
         self.rebuilt: set[str] = set()
         """Nodes with reservations rebuilt from containers that no key explains."""
 
@@ -131,7 +131,7 @@ class Ledger:
             table.pop(key.name, None)
         else:
             table[key.name] = _stored(_MODELS[key.kind], change, now_us)
-        self._index(key)
+        self._index(key, known)
         return key
 
     def clear(self) -> None:
@@ -155,7 +155,7 @@ class Ledger:
         }
         return tables[kind]
 
-    def _index(self, key: Key) -> None:
+    def _index(self, key: Key, before: Stored[Any]) -> None:
         if key.kind == "request":
             stored = self.records.get(key.name)
             live = stored is not None and stored.value is not None and not stored.value.final
@@ -163,6 +163,8 @@ class Ledger:
         elif key.kind == "node":
             rebuilt = any(each.container for each in self.reservations(key.name))
             (self.rebuilt.add if rebuilt else self.rebuilt.discard)(key.name)
+            held = before.value.reservations if before.value else ()
+            self.freed += not {_held(each) for each in held} <= {_held(r) for r in self.reservations(key.name)}
 
 
 _MODELS: dict[str, type[Message]] = {
@@ -257,8 +259,9 @@ class Draft:
 
     def reserve(self, record: RequestRecord, replicas: Iterable[int]) -> None:
         """Add the reservations of these replicas, which have a place, to their nodes."""
+        chosen = set(replicas)
         for each in record.replicas:
-            if each.replica in set(replicas) and each.node is not None:
+            if each.replica in chosen and each.node is not None:
                 self.set_reservations(each.node, (*self.reservations(each.node), reservation_of(record, each)))
 
     def free(self, record: RequestRecord, replicas: Iterable[int] | None = None) -> None:
