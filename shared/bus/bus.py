@@ -112,6 +112,11 @@ class Bus:
         name = named(stream, self.settings.prefix)
         await Follow(self._js, name, subject, start_seq, handler, self._told, self.ensure_streams).run()
 
+    async def last_seq(self, stream: str) -> int:
+        """Sequence of the newest message that a stream has had; raises BusError."""
+        info = await self._js.info(named(stream, self.settings.prefix))
+        return int(info["state"]["last_seq"])
+
     async def pull(self, stream: str, durable: str, handler: StoredHandler) -> NoReturn:
         """Work off a stream together with all who name the same ``durable``, until cancelled."""
         name = named(stream, self.settings.prefix)

@@ -261,12 +261,16 @@ class Connection:
     # --- saying ---
 
     async def publish(
-        self, subject: str, body: bytes, reply: str = "", headers: Mapping[str, str] | None = None
+        self, subject: str, body: bytes, reply: str = "", headers: Mapping[str, str] | None = None, *, hold: bool = True
     ) -> None:
-        """Say it once, lossy. While the link is down it is held, within bounds; raises TooLargeError, BusError."""
+        """Say it once, lossy; raises TooLargeError, BusError.
+
+        While the link is down it is held, within bounds; without ``hold`` it is dropped: what belongs to this link
+        alone (asking for the next batch, flow control) would bring messages to an inbox that is gone.
+        """
         if self._client.is_connected:
             await self._send(subject, body, reply, headers)
-        else:
+        elif hold:
             self._hold(subject, body, reply, headers)
 
     async def _send(self, subject: str, body: bytes, reply: str, headers: Mapping[str, str] | None) -> None:

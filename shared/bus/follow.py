@@ -114,9 +114,9 @@ class _Session:
         if msg.status != "100":
             self._break(f"{msg.status} {msg.description}")
         elif msg.reply:  # flow control: answered once everything before it was handled
-            await self._js.connection.publish(msg.reply, b"")
+            await self._js.connection.publish(msg.reply, b"", hold=False)
         elif stalled := msg.headers.get("Nats-Consumer-Stalled"):
-            await self._js.connection.publish(stalled, b"")
+            await self._js.connection.publish(stalled, b"", hold=False)
         elif int(msg.headers.get("Nats-Last-Consumer", "0")) > self._consumer_seq:
             self._break(f"gap: heartbeat names {msg.headers['Nats-Last-Consumer']} after {self._consumer_seq}")
 

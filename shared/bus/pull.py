@@ -115,7 +115,7 @@ class Pull:
                 request.begin()
                 body = json.dumps({"batch": BATCH, "expires": EXPIRES_S * _NS, "idle_heartbeat": HEARTBEAT_S * _NS})
                 subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._durable}"
-                await connection.publish(subject, body.encode(), reply=f"{inbox}.{number}")
+                await connection.publish(subject, body.encode(), reply=f"{inbox}.{number}", hold=False)
                 if why := await request.ended(lost):
                     return why
         finally:
