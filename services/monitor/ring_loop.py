@@ -25,6 +25,9 @@ TIDY_US: Final = 500_000
 MAX_UNSENT: Final = 256
 """Batches that may wait for the bus. Beyond it the rings are left to hold the records: they count what they lose."""
 
+SHORTEST_PAUSE_US: Final = 200
+"""So that a deadline that comes with every breath cannot make the thread spin."""
+
 
 class Shell(Protocol):
     """What is needed of the runtime."""
@@ -153,17 +156,17 @@ class RingLoop:
         while not self._stop.is_set():
             clock_us = shell.clock.now_us()
             self._scan(clock_us)
-            if self._wanted(clock_us, shell.log) and shell.data()["outbox"] < MAX_UNSENT:
+            pause_us = self._settings.poll_us if self._rings else self._settings.idle_us
+            if self._wanted(clock_us, shell.log):
+                if shell.data()["outbox"] >= MAX_UNSENT:
+                    time.sleep(pause_us / 1_000_000)
+                    continue
                 self._answered.clear()
                 post(self._take(clock_us, shell))
                 while not self._answered.wait(TIDY_US / 1_000_000) and not self._stop.is_set():
                     pass  # a core that has failed answers no more
-            time.sleep(self._pause_us(shell.clock.now_us()) / 1_000_000)
-
-    def _pause_us(self, now_us: int) -> int:
-        poll_us = self._settings.poll_us if self._rings else self._settings.idle_us
-        due_us = self._wake_us - now_us
-        return due_us if 0 < due_us < poll_us else poll_us
+            pause_us = min(pause_us, self._wake_us - shell.clock.now_us())
+            time.sleep(max(pause_us, SHORTEST_PAUSE_US) / 1_000_000)
 
     def _scan(self, clock_us: int) -> None:
         """Look for new and vanished rings and for writers that are gone, and remove what may be removed."""
