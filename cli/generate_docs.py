@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import services.placer.service
+
 import services.deadline_tracker.service
 import services.monitor.service
 import services.node_list.service
-import services.placer.service
-from shared.service import Listen, Publishes, Service
-
 from shared import messages
 from shared.messages import Message
+from shared.service import Listen, Publishes, Service
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 SERVICES: tuple[Service, ...] = (

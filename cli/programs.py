@@ -15,7 +15,7 @@ from cli.output import CommandError, Exit
 REAL = "node-1"
 """The node whose devices are this machine's cores."""
 FAKE_DEVICES: Final[tuple[dict[str, Any], ...]] = (
-    {"count": 1, "model": "H200", "regime": "gated"},
+    {"count": 1, "model": "H100", "memory_mib": 81_559, "regime": "gated"},
     {"count": 2, "model": "H200", "regime": "exclusive"},
 )
 """What each fake node has: a device whose tasks run one at a time by deadline, and two for one tenant each."""
@@ -48,7 +48,7 @@ class Cluster:
     @property
     def containers(self) -> Path:
         """State of the process backend."""
-        return self.state_dir / "containers"
+        return self.state_dir / "containers" / "process"
 
     @property
     def logs(self) -> Path:
@@ -104,7 +104,7 @@ def _placer_settings(cluster: Cluster) -> dict[str, str]:
     backends = {name: "process" if name == REAL else "fake" for name in cluster.node_names}
     return {
         "LAXITY_PLACER_BACKENDS": json.dumps(backends),
-        "LAXITY_PLACER_STATE_ROOT": str(cluster.containers),
+        "LAXITY_PLACER_STATE_ROOT": str(cluster.containers.parent),
         "LAXITY_PLACER_RING_ROOT": str(cluster.rings),
         "LAXITY_PLACER_WORK_DIR": str(cluster.work_dir),
     }
