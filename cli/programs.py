@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from cli.output import CommandError, Exit
+from services.monitor.slices import UNKNOWN, Sharing, measure
 
+MEASURED_CORES: Final = 3
+"""A core that is busy cannot be measured, and the next one is tried."""
 REAL = "node-1"
 """The node whose devices are this machine's cores."""
 FAKE_DEVICES: Final[tuple[dict[str, Any], ...]] = (
@@ -33,6 +36,8 @@ class Cluster:
     node_lists: int = 1
     storage: Literal["file", "memory"] = "file"
     cores: int | None = None
+    sharing: Sharing = UNKNOWN
+    """Of this machine's cores, measured before anything else runs on them; unknown: the monitor measures."""
     heartbeat_us: int = 1_000_000
     work_dir: Path = field(default_factory=Path.cwd)
     prefix: str = "rt"
@@ -124,7 +129,19 @@ def _monitor(cluster: Cluster, node: str) -> Program:
             "LAXITY_MONITOR_RING_ROOT": str(cluster.state_dir / "rings-of-fakes" / node),
         }
         return _with_cores(_service(cluster, "monitor", f"monitor-{node}", **env), None)
+    if cluster.sharing.slice_us is not None:
+        env["LAXITY_MONITOR_SLICE_US"] = str(cluster.sharing.slice_us)
+        env["LAXITY_MONITOR_SWITCH_US"] = str(cluster.sharing.switch_us)
     return _with_cores(_service(cluster, "monitor", f"monitor-{node}", **env), cluster.cores)
+
+
+def measured() -> Sharing:
+    """How this machine shares a core, from one of them: they all have the same scheduler. Takes half a second."""
+    for core in sorted(os.sched_getaffinity(0))[:MEASURED_CORES]:
+        found = measure(core)
+        if found.slice_us is not None:
+            return found
+    return UNKNOWN
 
 
 def _with_cores(program: Program, count: int | None) -> Program:

@@ -10,7 +10,8 @@ from pathlib import Path
 from cli.client import default_state_dir
 from cli.embedded import Embedded, say_on_stderr
 from cli.output import Exit, Output
-from cli.programs import Cluster
+from cli.programs import Cluster, measured
+from services.monitor.slices import UNKNOWN
 
 HELP = "run a cluster on this machine until TERM or Ctrl-C"
 
@@ -41,6 +42,7 @@ def run(args: Namespace, output: Output) -> Exit:
         node_lists=args.node_lists,
         storage=args.storage,
         cores=args.cores,
+        sharing=measured() if args.nodes else UNKNOWN,
         heartbeat_us=args.heartbeat_us,
         prefix=args.prefix,
     )

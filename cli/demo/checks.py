@@ -12,8 +12,10 @@ from cli.demo.script import QUIET, VICTIM, Played, position
 from shared.messages import DeviceStanding, PlaceReply
 
 DETECTED_US: Final = 50_000
-"""Half of the misses are to be known this long after their deadline at most: 1 ms of guard, 5 ms of poll, two hops,
-on a machine whose processors are all busy."""
+"""Half of the misses are to be known this long after their deadline at most: 1 ms of guard, 5 ms of poll, two
+publishes that are stored, one of them after a wait of up to 20 ms."""
+HOPS: Final = 5
+"""Processes that must be woken on the way: monitor, server, tracker, server, recorder."""
 LEAST_MET: Final = 20
 REJECTED: Final = {
     "impossible": "never.deadline",
@@ -70,7 +72,7 @@ def _placements(played: Played, recorder: Recorder) -> Iterator[Check]:
     yield _check(
         "report runs and exits",
         "exited with code 0",
-        f"{states[-1:]}, code {code}",
+        f"{states[-1] if states else 'no event'}, code {code}",
         states[-1:] == ["exited"] and code == 0,
     )
     yield _duplicate(played, recorder)
@@ -145,14 +147,18 @@ def _tasks(recorder: Recorder) -> Iterator[Check]:
 
 
 def _detected(recorder: Recorder) -> Check:
+    name = "misses are known at their deadline"
     delays = recorder.delays_us()
     running = sum(event.tardiness_us is None for event in recorder.events.missed.values())
-    expected = f"half of them at most {DETECTED_US / 1000:g} ms after their deadline, some while they run"
+    allowed = DETECTED_US + HOPS * recorder.wake_delay_us()
+    expected = f"half of them at most {allowed / 1000:.0f} ms after their deadline, some while they run"
     if not delays:
-        return _check("misses are known at their deadline", expected, "no miss", holds=False)
+        return _check(name, expected, "no miss", holds=False)
     middle, last = median(delays), delays[-1]
-    seen = f"{len(delays)} misses, {running} while running; median {middle / 1000:.1f} ms, at most {last / 1000:.1f} ms"
-    return _check("misses are known at their deadline", expected, seen, middle <= DETECTED_US and running > 0)
+    told = f"median {middle / 1000:.1f} ms, at most {last / 1000:.1f} ms after the deadline"
+    return _check(
+        name, expected, f"{len(delays)} misses, {running} while running; {told}", middle <= allowed and running > 0
+    )
 
 
 def _disturbed(played: Played, recorder: Recorder) -> Iterator[Check]:

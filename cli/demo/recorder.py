@@ -8,6 +8,7 @@ import json
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from statistics import quantiles
 from typing import Any
 
 from rich.text import Text
@@ -23,6 +24,9 @@ from shared.subjects import DEADLINES, EVENTS_STREAM, LEDGER, NODES
 from shared.testing.invariants import EventChecker, LedgerChecker
 
 KEPT_LINES = 200
+FEEL_US = 20_000
+KEPT_WAKES = 500
+"""The last ten seconds: when the machine is busiest."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class Recorder:
         self.lines: deque[Text] = deque(maxlen=KEPT_LINES)
         self.told: Callable[[Text, str], object] = _nobody
         self._clock = SystemClock()
+        self._late_us: deque[int] = deque(maxlen=KEPT_WAKES)
         self._moved = asyncio.Event()
 
     @contextlib.asynccontextmanager
@@ -59,6 +64,7 @@ class Recorder:
                 bus.follow(bucket_stream(LEDGER, "rt"), f"$KV.{LEDGER}.>", 1, self._ledger),
                 bus.watch(NODES, self._node),
                 bus.watch(DEADLINES, self._deadlines),
+                self._feel(),
             ]
             tasks = [asyncio.create_task(each) for each in work]
             try:
@@ -93,6 +99,16 @@ class Recorder:
         """From each missed task's deadline to hearing of it; both by this machine's monotonic clock."""
         both = self.heard_us.keys() & self.events.due_us.keys()
         return sorted(self.heard_us[of] - self.events.due_us[of] for of in both)
+
+    def wake_delay_us(self) -> int:
+        """How late nine of ten wakes of this process were: what a busy machine adds to every hop."""
+        return int(quantiles(self._late_us, n=10)[-1]) if len(self._late_us) > 1 else 0
+
+    async def _feel(self) -> None:
+        while True:
+            due_us = self._clock.now_us() + FEEL_US
+            await self._clock.sleep_us(FEEL_US)
+            self._late_us.append(self._clock.now_us() - due_us)
 
     async def _event(self, message: StoredMsg) -> None:
         now_us = self._clock.now_us()
