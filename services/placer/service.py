@@ -1,0 +1,86 @@
+"""The placer at a glance: what it listens to, what it says, what it does on a timer, and how it is put together."""
+
+from __future__ import annotations
+
+import uuid
+
+from services.placer.backends.base import Backend
+from services.placer.backends.fake import FakeBackend
+from services.placer.backends.process import ProcessBackend
+from services.placer.core.core import BEAT, LIST, SOON, Core
+from services.placer.perform import Performer, Reach
+from services.placer.settings import BEAT_US, PlacerSettings
+from shared.clock import SystemClock
+from shared.messages import (
+    BusEvent,
+    ConfirmRequest,
+    NodeReservations,
+    PlaceEvent,
+    PlaceReply,
+    PlaceRequest,
+    ReleaseRequest,
+    RequestRecord,
+)
+from shared.service import Every, Listen, Publishes, Service, run
+from shared.subjects import LEDGER, NODES, PLACE_STREAM, Subjects
+
+SERVICE = Service(
+    name="placer",
+    about="Decides where containers run, keeps the ledger of who holds what, and has backends carry it out.",
+    listens=(
+        Listen(LEDGER, "watch", about="the one truth: identity, leases, reservations, requests"),
+        Listen(NODES, "watch", about="what the node list says of each node: ranks and excludes, never admits"),
+        Listen(
+            "place",
+            "work",
+            PlaceRequest,
+            about="the stored copy of each request, decided where nobody has after a grace",
+            stream=PLACE_STREAM,
+            durable="placer",
+        ),
+        Listen("place", "request", PlaceRequest, about="place this", queue="placer", fault=PlaceReply.of_error),
+        Listen(
+            "confirm", "request", ConfirmRequest, about="start what is held", queue="placer", fault=PlaceReply.of_error
+        ),
+        Listen("release", "request", ReleaseRequest, about="end it", queue="placer", fault=PlaceReply.of_error),
+    ),
+    publishes=(
+        Publishes("(reply)", "reply", PlaceReply, "to rt.place, rt.confirm and rt.release: one each"),
+        Publishes("events.place.<request>", "event", PlaceEvent, "each step of a request's life"),
+        Publishes("events.bus.placer", "event", BusEvent, "the ledger changed; a container that no key explains"),
+        Publishes(LEDGER, "kv", RequestRecord, "request.<request id>: where a request is in its life"),
+        Publishes(LEDGER, "kv", NodeReservations, "node.<node>: who holds what on it"),
+    ),
+    every=(
+        Every(BEAT, BEAT_US, "renews leases; the leader takes over what nobody carries on"),
+        Every(SOON, 100_000, "copies whose grace is over, holds that end, waiting requests that may fit"),
+        Every(LIST, 2 * BEAT_US, "compares what runs with what the ledger says"),
+    ),
+)
+
+
+def reach(settings: PlacerSettings) -> Reach:
+    """The backends that the settings name, each made once."""
+    made: dict[str, Backend] = {}
+    for name in settings.backends.values():
+        if name not in made:
+            made[name] = _backend(name, settings)
+    return Reach({pattern: made[name] for pattern, name in settings.backends.items()})
+
+
+def _backend(name: str, settings: PlacerSettings) -> Backend:
+    state = settings.state_root / name
+    if name == "fake":
+        return FakeBackend(state, settings.ring_root)
+    return ProcessBackend(state, settings.ring_root, work_dir=settings.work_dir)
+
+
+async def serve(settings: PlacerSettings) -> None:
+    """Runs until asked to stop."""
+    clock, reached = SystemClock(), reach(settings)
+    instance = settings.instance.encode()[:200].decode(errors="ignore")
+    me = f"{instance}-{uuid.uuid4().hex[:8]}"
+    offset_us = clock.wall_us() - clock.now_us()
+    core = Core(me, uuid.uuid4().hex, Subjects(settings.prefix), reached, settings.rules(), offset_us)
+    performer = Performer(reached, settings.start_timeout_us)
+    await run(SERVICE, core, settings, slow=performer.slow(), tasks=performer.tasks(), clock=clock)

@@ -1,0 +1,67 @@
+"""Settings of the placer: each with its unit, default and reason."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from services.placer.core.intents import Rules
+from shared.settings import ServiceSettings
+
+BEAT_US = 1_000_000
+"""How often leases are renewed."""
+
+
+def _state_root() -> Path:
+    return Path(tempfile.gettempdir()) / "laxity"
+
+
+class PlacerSettings(ServiceSettings):
+    """Read from the environment: LAXITY_PLACER_GRACE_US and so on, and what all services share."""
+
+    model_config = SettingsConfigDict(env_prefix="LAXITY_PLACER_")
+
+    backends: dict[str, Literal["process", "fake"]] = Field(default={"fake-*": "fake", "*": "process"})
+    """Which backend runs a node's containers: the first pattern that the node's name matches. A placer's own mapping,
+    never from the bus, and the same for all placers of a cluster: what one has placed any other takes over."""
+    state_root: Path = Field(default_factory=_state_root)
+    """Folder in which backends keep what must survive a placer; all placers of a machine share it."""
+    ring_root: Path = Path("/run/laxity/rings")
+    """Folder into which containers put their rings; the same as that of the machine's monitor."""
+    work_dir: Path | None = None
+    """Where commands of the process backend run; where this process runs if absent."""
+
+    lease_ttl_us: int = Field(default=3 * BEAT_US, ge=3 * BEAT_US)
+    """A placer that was not seen to renew for so long is dead and is taken over from; three beats, so that two
+    lost ones change nothing (case T3)."""
+    grace_us: int = Field(default=5_000_000, ge=0)
+    """How long a stored request waits for the placer that has it live, before another one decides it: longer than
+    the slowest commit, so that it is hardly ever decided by two."""
+    most_tries: int = Field(default=5, ge=1)
+    """Starts that may fail in a row before the request fails for good."""
+    backoff_first_us: int = Field(default=1_000_000, ge=1)
+    """How long a request waits after its first failed start or restart; doubled each time."""
+    backoff_most_us: int = Field(default=60_000_000, ge=1)
+    """The longest such wait."""
+    final_ttl_s: int = Field(default=86_400, ge=3_601)
+    """How long a final key stays: longer than RT_PLACE keeps copies of requests (an hour), so no copy looks new."""
+    batch: int = Field(default=64, ge=1, le=500)
+    """Transitions planned into one commit: one write to the disk for all of them, and few lost by one conflict."""
+    start_timeout_us: int = Field(default=300_000_000, ge=1_000_000)
+    """A start that takes longer counts as failed: five minutes pull a large image."""
+
+    def rules(self) -> Rules:
+        """What the core needs of it."""
+        return Rules(
+            lease_ttl_us=self.lease_ttl_us,
+            grace_us=self.grace_us,
+            most_tries=self.most_tries,
+            backoff_first_us=self.backoff_first_us,
+            backoff_most_us=self.backoff_most_us,
+            final_ttl_s=self.final_ttl_s,
+            batch=self.batch,
+        )
