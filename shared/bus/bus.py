@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NoReturn, Self
@@ -13,6 +14,7 @@ from shared.bus.jetstream import JetStream, Stored, StoredMsg
 from shared.bus.pull import Acks, Pull
 from shared.clock import Clock, SystemClock
 from shared.effects import CommitDone, KeyChanged, WatchReplayed, Write
+from shared.errors import OutcomeUnknownError
 from shared.settings import ServiceSettings
 from shared.streams import bucket_stream, named, wanted
 from shared.subjects import EVENTS_STREAM, Subjects
@@ -57,9 +59,14 @@ class Bus:
     # --- core NATS: may be lost ---
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Listening:
-        """Hear a full subject, one message at a time; returns once the server knows of it."""
+        """Hear a full subject, one message at a time; returns once the server knows of it.
+
+        While the link is down it returns at once: the server hears of it with the reconnect.
+        """
         listening = await self.connection.subscribe(subject, handler, queue)
-        await self.connection.round_trip()
+        if self.connection.is_up:
+            with contextlib.suppress(OutcomeUnknownError):
+                await self.connection.round_trip()
         return listening
 
     async def publish(self, subject: str, body: bytes, reply: str = "", headers: dict[str, str] | None = None) -> None:
@@ -142,6 +149,10 @@ class Bus:
         if found is None or (value := value_of(found)) is None:
             return None
         return value, found.seq
+
+    async def read(self, bucket: str, keys: Sequence[str]) -> tuple[KeyChanged, ...]:
+        """The keys as the leader has them; waits for the server as long as it takes."""
+        return await self._commits.read(named(bucket, self.settings.prefix), bucket, keys)
 
     async def put(self, bucket: str, key: str, value: bytes) -> int:
         """Write a key whatever it holds; its new revision."""

@@ -88,14 +88,15 @@ class Runtime:
             return self.state
         if not self.bus.connection.is_up:
             return "disconnected"
-        return "ok"
+        return str(getattr(self._core, "health", "ok"))
 
     def data(self) -> dict[str, Any]:
-        """What $SRV.STATS says beyond the convention."""
+        """What $SRV.STATS says beyond the convention; a core may have ``counters`` and a ``health`` of its own."""
+        of_core: Counter[str] = getattr(self._core, "counters", None) or Counter()
         return {
             "state": self.state,
             "health": self.health,
-            "counters": dict(self.counters + self.bus.connection.counters),
+            "counters": dict(self.counters + self.bus.connection.counters + of_core),
             "inbox": len(self.inbox),
             "outbox": len(self._outbox),
         }
