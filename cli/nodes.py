@@ -15,7 +15,7 @@ from shared.messages import DeviceStanding, ListedDevice, NodesQuery, NodesReply
 from shared.units import format_us
 
 HELP = "show what each device can still promise, best first"
-_STYLES = {
+STYLES = {
     DeviceStanding.GUARANTEED: "green",
     DeviceStanding.TIGHT: "yellow",
     DeviceStanding.FULL: "blue",
@@ -58,6 +58,6 @@ def show(console: Console, reply: NodesReply) -> None:
 
 
 def row(place: int, device: ListedDevice) -> tuple[object, ...]:
-    standing = Text(device.standing + (" (unproven)" if device.unproven else ""), style=_STYLES[device.standing])
+    standing = Text(device.standing + (" (unproven)" if device.unproven else ""), style=STYLES[device.standing])
     slack = "none" if device.slack_us is None else format_us(device.slack_us)
     return (place, device.node, device.uuid, standing, slack, format_us(device.age_us), device.reason or "")

@@ -36,7 +36,7 @@ MALFORMED: Final = {"request_id": "malformed", "command": ["true"], "gpu": {"cou
 DECISION_US: Final = 10_000_000
 JUDGED: Final = 25
 """Tasks of each container that are to be judged before anyone is disturbed."""
-NOISE_STEPS: Final = (24, 24, 24)
+NOISE_STEPS: Final = (12, 12, 12)
 """How many busy neighbours come at once, and how many more where these do not disturb enough."""
 NOISE_STEP_S: Final = 5.0
 Say = Callable[[str], None]

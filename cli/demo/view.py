@@ -8,7 +8,7 @@ import os
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.layout import Layout
 from rich.live import Live
 from rich.panel import Panel
@@ -22,7 +22,7 @@ from cli.demo.script import listed
 from cli.output import table
 from shared.deadlines import Standing
 from shared.messages import ContainerRecord, ListedDevice
-from shared.units import format_ratio
+from shared.units import format_us
 
 REFRESH_S = 0.5
 LISTED = 11
@@ -73,37 +73,40 @@ class Picture:
 
     def _picture(self) -> RenderableType:
         layout = Layout(size=LISTED + TAIL + 6)
-        layout.split_column(Layout(name="above", size=LISTED + 4), Layout(name="below"))
+        layout.split_column(Layout(name="above", size=LISTED + 3), Layout(name="below"))
         layout["above"].split_row(
             Layout(Panel(_list(self._listed), title="node list, best first")),
             Layout(Panel(_containers(self._recorder), title="containers")),
         )
         acts = Text("\n".join(self._acts[-TAIL:]), overflow="ellipsis", no_wrap=True)
-        last = [*self._recorder.lines][-TAIL:]
-        layout["below"].split_row(
-            Layout(Panel(acts, title="what is asked for")), Layout(Panel(Group(*last), title="events"))
-        )
+        last = Text("\n", overflow="ellipsis", no_wrap=True).join([*self._recorder.lines][-TAIL:])
+        layout["below"].split_row(Layout(Panel(acts, title="what is asked for")), Layout(Panel(last, title="events")))
         return layout
 
 
 def _list(devices: list[ListedDevice]) -> Table:
-    rows = []
-    for place, device in enumerate(devices[:LISTED], 1):
-        number, node, uuid, standing, slack, *_ = nodes.row(place, device)
-        rows.append((number, node, f"…{str(uuid)[-6:]}", standing, slack))
+    rows = [
+        (place, each.node, f"…{each.uuid[-5:]}", Text(each.standing, style=nodes.STYLES[each.standing]), _slack(each))
+        for place, each in enumerate(devices[:LISTED], 1)
+    ]
     return table("", ("#", "node", "device", "standing", "slack"), rows)
 
 
+def _slack(device: ListedDevice) -> str:
+    return "" if device.slack_us is None else format_us(device.slack_us // 1000 * 1000)
+
+
 def _containers(recorder: Recorder) -> Table:
-    columns = ("request", "met", "missed", "ratio", "95 % bounds", "guarantee", "")
-    return table("", columns, [_container(name, each) for name, each in sorted(recorder.records.items())])
+    rows = [_container(name, each) for name, each in sorted(recorder.records.items())]
+    return table("", ("request", "met", "missed", "ratio of guarantee"), rows)
 
 
 def _container(name: str, record: ContainerRecord) -> tuple[object, ...]:
-    bounds = "unknown" if record.lower is None else f"{record.lower:.2f} to {record.upper or 0:.2f}"
-    standing = Text(record.standing, style=_STANDINGS[record.standing])
-    ratio, guarantee = format_ratio(record.ratio), format_ratio(record.guarantee)
-    return (name, record.met, record.missed, ratio, bounds, guarantee, standing)
+    ratio = "unknown" if record.ratio is None else f"{100 * record.ratio:.0f}"
+    told = Text(f"{ratio} of {100 * record.guarantee:.0f} % ").append(
+        record.standing, style=_STANDINGS[record.standing]
+    )
+    return (name, record.met, record.missed, told)
 
 
 @contextlib.asynccontextmanager
