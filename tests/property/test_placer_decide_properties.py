@@ -1,7 +1,9 @@
 """What holds for every decision, whatever the cluster and the request."""
 
 from collections import Counter
-from typing import Any
+from collections.abc import Sequence
+from random import Random
+from typing import TypeVar
 
 import numpy as np
 from hypothesis import given
@@ -32,90 +34,105 @@ from shared.messages import (
     Regime,
 )
 
+T = TypeVar("T")
 SHARES = (0.1, 0.15, 0.25, 1 / 3, 0.5, 0.75, 1.0)
 
 
-@st.composite
-def devices(draw: st.DrawFn, node: str, index: int) -> DeviceFacts:
-    standing = draw(st.sampled_from([None, *DeviceStanding]))
-    return DeviceFacts(
-        uuid=f"GPU-{node}-{index}",
-        index=index,
-        model=draw(st.sampled_from(("H100", "L4"))),
-        regime=draw(st.sampled_from(Regime)),
-        slice_us=draw(st.sampled_from((None, 2_000))),
-        switch_us=100,
-        group=draw(st.sampled_from((None, "x", "y"))),
-        healthy=draw(st.sampled_from((True, True, True, False))),
-        memory_mib=draw(st.sampled_from((None, 8_192, 16_384))),
-        foreign_share_micro=draw(st.sampled_from((0, 0, 0, None, 200_000, 1_000_000))),
-        foreign_memory_mib=draw(st.sampled_from((0, 0, 0, None, 1_000, 20_000))),
-        classes={"any": ClassStanding(standing=standing, slack_us=None)} if standing else {},
-    )
+class Draw:
+    """Draws worlds from one seed: drawing every number by hypothesis costs more than the decisions themselves."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = Random(seed)
+
+    def one(self, *values: T) -> T:
+        return self._chance.choice(values)
+
+    def mostly(self, usual: T, *others: T) -> T:
+        """The usual value four times in five: rare things are found by being rare one by one."""
+        return usual if self._chance.random() < 0.8 else self._chance.choice(others)
+
+    def device(self, node: str, index: int) -> DeviceFacts:
+        standing = self.mostly(None, *DeviceStanding)
+        return DeviceFacts(
+            uuid=f"GPU-{node}-{index}",
+            index=index,
+            model=self.mostly("H100", "L4"),
+            regime=self.mostly(Regime.TIME_SLICED, *Regime),
+            slice_us=self.mostly(2_000, None),
+            switch_us=100,
+            group=self.one(None, "x", "y"),
+            healthy=self.mostly("yes", "no") == "yes",
+            memory_mib=self.mostly(16_384, 8_192, None),
+            foreign_share_micro=self.mostly(0, None, 200_000, 1_000_000),
+            foreign_memory_mib=self.mostly(0, None, 1_000, 20_000),
+            classes={"any": ClassStanding(standing=standing, slack_us=None)} if standing else {},
+        )
+
+    def node(self, name: str) -> NodeFacts:
+        return NodeFacts(
+            node=name,
+            state=self.mostly(NodeState.READY, *NodeState),
+            at_us=0,
+            devices=tuple(self.device(name, index) for index in range(self.mostly(3, 0, 1, 4))),
+            labels=self.mostly({"rack": "1"}, {}),
+            cpu_milli=self.mostly(8_000, 1_000),
+            memory_mib=self.mostly(65_536, 1_024),
+            foreign_cpu_milli=self.mostly(0, 500, None),
+            foreign_memory_mib=self.mostly(0, 2_000),
+        )
+
+    def realtime(self) -> Realtime:
+        deadline_us = self.one(5_000, 20_000, 50_000, 200_000)
+        return Realtime(
+            deadline_us=deadline_us,
+            period_us=self.one(None, deadline_us, 2 * deadline_us),
+            runtime_us=self.one(1_000, 4_000, 12_000),
+            kind=self.one(*Kind),
+            gate=self.one("gate", "none") == "gate",
+        )
+
+    def gpu(self) -> Gpu:
+        count = self.one(1, 1, 1, 2, 3)
+        return Gpu(
+            count=count,
+            share=self.one(*SHARES) if count == 1 else 1.0,
+            memory_mib=self.mostly(0, 4_096, 12_000),
+            models=self.mostly(None, ("H100",), ("A10",)),
+        )
+
+    def request(self) -> PlaceRequest:
+        gpu = self.mostly(self.gpu(), None)
+        return PlaceRequest(
+            command=("serve",),
+            request_id=f"r-{self._chance.randrange(10**6)}",
+            gpu=gpu,
+            cpu_milli=self.one(0, 0, 600, 3_000),
+            memory_mib=self.one(0, 0, 900, 30_000),
+            realtime=self.one(None, self.realtime()) if gpu else None,
+            replicas=self.one(1, 1, 1, 2, 5),
+            spread_over=self.one(None, "node", "pack"),
+            node_selector=self.mostly({}, {"rack": "1"}),
+            candidates=self.mostly(None, ("n0", "n1"), ("n9",)),
+            strategy=self.one(*sorted(STRATEGIES)),
+        )
+
+    def cluster(self) -> Cluster:
+        """A few nodes, with what a few requests were given on them."""
+        made = Cluster()
+        for index in range(self.mostly(3, 0, 1, 2, 4)):
+            facts = self.node(f"n{index}")
+            made.set_facts(facts.node, facts, 0)
+        for asked in [self.request() for _ in range(self.one(0, 3, 6, 9))]:
+            decision = decide(made, asked, 0, advise=False)
+            if isinstance(decision, Fits):
+                reserve(made, asked, decision)
+        return made
+
+    def shuffled(self, values: Sequence[T]) -> list[T]:
+        return self._chance.sample(values, len(values))
 
 
-@st.composite
-def nodes(draw: st.DrawFn, name: str) -> NodeFacts:
-    return NodeFacts(
-        node=name,
-        state=draw(st.sampled_from((NodeState.READY, NodeState.READY, NodeState.READY, *NodeState))),
-        at_us=0,
-        devices=tuple(draw(devices(name, index)) for index in range(draw(st.integers(0, 4)))),
-        labels=draw(st.sampled_from(({}, {"rack": "1"}))),
-        cpu_milli=draw(st.sampled_from((1_000, 8_000))),
-        memory_mib=draw(st.sampled_from((1_024, 65_536))),
-        foreign_cpu_milli=draw(st.sampled_from((0, 500, None))),
-        foreign_memory_mib=draw(st.sampled_from((0, 2_000))),
-    )
-
-
-@st.composite
-def realtimes(draw: st.DrawFn) -> Realtime:
-    deadline_us = draw(st.sampled_from((5_000, 20_000, 50_000, 200_000)))
-    return Realtime(
-        deadline_us=deadline_us,
-        period_us=draw(st.sampled_from((None, deadline_us, 2 * deadline_us))),
-        runtime_us=draw(st.sampled_from((1_000, 4_000, 12_000))),
-        kind=draw(st.sampled_from(Kind)),
-        gate=draw(st.booleans()),
-    )
-
-
-@st.composite
-def requests(draw: st.DrawFn) -> PlaceRequest:
-    gpu = None
-    if draw(st.integers(0, 5)):
-        count = draw(st.sampled_from((1, 1, 1, 2, 3)))
-        share = draw(st.sampled_from(SHARES)) if count == 1 else 1.0
-        models = draw(st.sampled_from((None, None, ("H100",), ("A10",))))
-        gpu = Gpu(count=count, share=share, memory_mib=draw(st.sampled_from((0, 0, 4_096, 12_000))), models=models)
-    return PlaceRequest(
-        command=("serve",),
-        request_id=f"r-{draw(st.integers(0, 10**6))}",
-        gpu=gpu,
-        cpu_milli=draw(st.sampled_from((0, 0, 600, 3_000))),
-        memory_mib=draw(st.sampled_from((0, 0, 900, 30_000))),
-        realtime=draw(st.none() | realtimes()) if gpu else None,
-        replicas=draw(st.sampled_from((1, 1, 1, 2, 5))),
-        spread_over=draw(st.sampled_from((None, "node", "pack"))),
-        node_selector=draw(st.sampled_from(({}, {}, {"rack": "1"}))),
-        candidates=draw(st.sampled_from((None, None, None, ("n0", "n1"), ("n9",)))),
-        strategy=draw(st.sampled_from(sorted(STRATEGIES))),
-    )
-
-
-@st.composite
-def clusters(draw: st.DrawFn) -> Cluster:
-    """A few nodes, with what a few requests were given on them."""
-    made = Cluster()
-    for index in range(draw(st.integers(0, 4))):
-        facts = draw(nodes(f"n{index}"))
-        made.set_facts(facts.node, facts, 0)
-    for asked in draw(st.lists(requests(), max_size=6)):
-        decision = decide(made, asked, 0, advise=False)
-        if isinstance(decision, Fits):
-            reserve(made, asked, decision)
-    return made
+draws = st.builds(Draw, st.integers(0, 2**32))
 
 
 def reserve(made: Cluster, asked: PlaceRequest, decision: Fits) -> None:
@@ -145,8 +162,9 @@ def assert_not_overcommitted(made: Cluster) -> None:
             assert sum(r.device_memory_mib for r in mine) <= (device.memory_mib or 0)
 
 
-@given(clusters(), requests())
-def test_a_decision_never_over_commits_and_places_all_replicas_or_none(made: Cluster, asked: PlaceRequest) -> None:
+@given(draws)
+def test_a_decision_never_over_commits_and_places_all_replicas_or_none(draw: Draw) -> None:
+    made, asked = draw.cluster(), draw.request()
     decision = decide(made, asked, 0)
     if isinstance(decision, Fits):
         assert list(range(asked.replicas)) == [a.replica for a in decision.assignments]
@@ -156,8 +174,9 @@ def test_a_decision_never_over_commits_and_places_all_replicas_or_none(made: Clu
     assert_not_overcommitted(made)
 
 
-@given(clusters(), requests())
-def test_a_filter_never_adds_a_row_and_every_row_lost_is_counted_once(made: Cluster, asked: PlaceRequest) -> None:
+@given(draws)
+def test_a_filter_never_adds_a_row_and_every_row_lost_is_counted_once(draw: Draw) -> None:
+    made, asked = draw.cluster(), draw.request()
     rows = ask_of(made, asked).everywhere()
     filters = DEVICE_FILTERS if asked.gpu else NODE_FILTERS
     left = set(rows.index.tolist())
@@ -169,22 +188,20 @@ def test_a_filter_never_adds_a_row_and_every_row_lost_is_counted_once(made: Clus
     assert len(rows) == len(sifted.passing) + sum(reason.count for reason in sifted.reasons())
 
 
-@given(clusters(), requests())
-def test_the_answer_for_a_node_does_not_depend_on_the_others(made: Cluster, asked: PlaceRequest) -> None:
+@given(draws)
+def test_the_answer_for_a_node_does_not_depend_on_the_others(draw: Draw) -> None:
+    made, asked = draw.cluster(), draw.request()
     ask = ask_of(made, asked)
     together = sorted(sift(ask.everywhere()).passing.index.tolist())
     alone = sorted(row for slot in made.all_slots() for row in sift(ask.on(int(slot))).passing.index.tolist())
     assert together == alone
 
 
-@given(clusters(), requests(), st.randoms(use_true_random=False), st.sampled_from(("", "placer-1")))
-def test_the_order_in_which_nodes_came_does_not_matter(
-    made: Cluster, asked: PlaceRequest, chance: Any, tie: str
-) -> None:
+@given(draws)
+def test_the_order_in_which_nodes_came_does_not_matter(draw: Draw) -> None:
+    made, asked, tie = draw.cluster(), draw.request(), draw.one("", "placer-1")
     other = Cluster()
-    shuffled = facts_of(made)
-    chance.shuffle(shuffled)
-    for facts in shuffled:
+    for facts in draw.shuffled(facts_of(made)):
         turned = facts.model_copy(update={"devices": tuple(reversed(facts.devices))})
         other.set_reservations(facts.node, tuple(reversed(made.reservations(facts.node))))
         other.set_facts(facts.node, turned, 0)
@@ -196,8 +213,9 @@ def test_the_order_in_which_nodes_came_does_not_matter(
         assert {(r.code, r.count) for r in first.reasons} == {(r.code, r.count) for r in second.reasons}
 
 
-@given(clusters(), requests())
-def test_keeping_in_step_gives_what_starting_afresh_gives(made: Cluster, asked: PlaceRequest) -> None:
+@given(draws)
+def test_keeping_in_step_gives_what_starting_afresh_gives(draw: Draw) -> None:
+    made, asked = draw.cluster(), draw.request()
     fresh = Cluster()
     for facts in facts_of(made):
         fresh.set_facts(facts.node, facts, 0)
@@ -205,8 +223,9 @@ def test_keeping_in_step_gives_what_starting_afresh_gives(made: Cluster, asked: 
     assert decide(fresh, asked, 0) == decide(made, asked, 0)
 
 
-@given(clusters(), requests())
-def test_scores_are_finite_and_from_0_to_1(made: Cluster, asked: PlaceRequest) -> None:
+@given(draws)
+def test_scores_are_finite_and_from_0_to_1(draw: Draw) -> None:
+    made, asked = draw.cluster(), draw.request()
     passing = sift(ask_of(made, asked).everywhere()).passing
     for strategy in STRATEGIES.values():
         ranking = strategy.rank(candidates(passing))
@@ -216,8 +235,9 @@ def test_scores_are_finite_and_from_0_to_1(made: Cluster, asked: PlaceRequest) -
             assert ((values >= 0) & (values <= 1)).all()
 
 
-@given(clusters(), requests())
-def test_what_would_make_it_fit_does(made: Cluster, asked: PlaceRequest) -> None:
+@given(draws)
+def test_what_would_make_it_fit_does(draw: Draw) -> None:
+    made, asked = draw.cluster(), draw.request()
     decision = decide(made, asked, 0)
     if isinstance(decision, Fits):
         return
@@ -235,8 +255,9 @@ def test_what_would_make_it_fit_does(made: Cluster, asked: PlaceRequest) -> None
                 assert isinstance(decide(made, asked, 0), Fits)
 
 
-@given(clusters(), requests())
-def test_fits_more_is_how_many_do_fit(made: Cluster, asked: PlaceRequest) -> None:
+@given(draws)
+def test_fits_more_is_how_many_do_fit(draw: Draw) -> None:
+    made, asked = draw.cluster(), draw.request()
     expected = fits_more(made, asked, 0, limit=12)
     done = 0
     while done < 12 and isinstance(decision := decide(made, asked, 0, advise=False), Fits):
@@ -245,8 +266,9 @@ def test_fits_more_is_how_many_do_fit(made: Cluster, asked: PlaceRequest) -> Non
     assert expected == done
 
 
-@given(clusters(), requests())
-def test_never_means_not_on_an_empty_cluster_either(made: Cluster, asked: PlaceRequest) -> None:
+@given(draws)
+def test_never_means_not_on_an_empty_cluster_either(draw: Draw) -> None:
+    made, asked = draw.cluster(), draw.request()
     """Not now: it fits once all have left, all devices are well and nobody else uses them; never: not even then."""
     decision = decide(made, asked, 0, advise=False)
     ideal = Cluster()
@@ -264,8 +286,9 @@ def test_never_means_not_on_an_empty_cluster_either(made: Cluster, asked: PlaceR
         assert isinstance(then, Fits)
 
 
-@given(clusters(), requests())
-def test_reasons_are_counted_and_say_something(made: Cluster, asked: PlaceRequest) -> None:
+@given(draws)
+def test_reasons_are_counted_and_say_something(draw: Draw) -> None:
+    made, asked = draw.cluster(), draw.request()
     decision = decide(made, asked, 0, advise=False)
     if not isinstance(decision, Fits):
         assert decision.reasons
