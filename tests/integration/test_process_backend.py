@@ -294,6 +294,17 @@ async def test_spoiled_labels_are_shown_as_unknown_and_not_as_absent(backend: Pr
     assert (None, "running", BOX) == (seen.labels, seen.state, seen.container)
 
 
+async def test_what_the_machine_refuses_is_an_error_of_the_backend(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    backend = ProcessBackend(tmp_path / "file", tmp_path / "rings")
+    with pytest.raises(BackendError, match=r"cannot start box: .*file"):
+        await backend.start(spec("true"))
+    with pytest.raises(BackendError, match=r"cannot list the containers: .*file"):
+        await backend.list(NODE)
+    with pytest.raises(BackendError, match=r"cannot forget box: .*file"):
+        await backend.stop(NODE, BOX)
+
+
 async def test_many_lines_do_not_block_and_logs_stay_short(tmp_path: Path) -> None:
     backend = make(tmp_path, log_bytes=100_000)
     await backend.start(spec(*python("for n in range(200_000): print(n)")))

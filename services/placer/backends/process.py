@@ -15,8 +15,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,16 +163,13 @@ class ProcessBackend:
 
     def _start_or_find(self, folder: Folder, spec: StartSpec) -> Seen | None:
         """None while somebody else is starting or stopping it."""
-        try:
-            with folder.locked(make=True) as lock:
-                if lock is None:
-                    started = folder.started()
-                    return _running(folder, started) if started is not None and started.alive() else None
-                if folder.started() is not None or folder.ended() is not None:
-                    return self._settled(folder)
-                return self._start_new(folder, spec, lock)
-        except OSError as error:
-            raise BackendError(f"cannot start {spec.labels.container}: {error}") from error
+        with _refusals(f"start {spec.labels.container}"), folder.locked(make=True) as lock:
+            if lock is None:
+                started = folder.started()
+                return _running(folder, started) if started is not None and started.alive() else None
+            if folder.started() is not None or folder.ended() is not None:
+                return self._settled(folder)
+            return self._start_new(folder, spec, lock)
 
     def _start_new(self, folder: Folder, spec: StartSpec, lock: int) -> Seen:
         try:
@@ -250,7 +247,7 @@ class ProcessBackend:
 
     def _forget(self, folder: Folder) -> bool:
         """True where nothing is left of it; False while somebody holds its lock."""
-        with folder.locked() as lock:
+        with _refusals(f"forget {folder.path.name}"), folder.locked() as lock:
             if lock is None:
                 return not folder.path.exists()
             if folder.ended() is None:  # else the shim has seen everything end
@@ -276,10 +273,8 @@ class ProcessBackend:
         return True
 
     def _scan(self) -> tuple[_Found, ...]:
-        try:
+        with _refusals("list the containers"):
             return tuple(found for folder in folders(self._state_root) if (found := self._look(folder)) is not None)
-        except OSError as error:
-            raise BackendError(f"cannot list the containers: {error}") from error
 
     def _look(self, folder: Folder) -> _Found | None:
         """None for one that is being started or stopped."""
@@ -305,6 +300,15 @@ class ProcessBackend:
                 return None
         except (BackendError, OSError):
             return _running(folder, None)
+
+
+@contextmanager
+def _refusals(what: str) -> Iterator[None]:
+    """What the machine refuses, in words for the requester."""
+    try:
+        yield
+    except OSError as error:
+        raise BackendError(f"cannot {what}: {error}") from error
 
 
 def _running(folder: Folder, started: Started | None) -> Seen:
