@@ -21,6 +21,7 @@ from cli.output import CommandError
 from cli.place import ask, decide, reply_in
 from cli.release import ask as release
 from shared.bus import Msg
+from shared.deadlines import Standing
 from shared.devices import core_of
 from shared.messages import DeviceStanding, ListedDevice, NodesQuery, NodesReply, PlaceReply, PlaceRequest
 
@@ -72,13 +73,20 @@ async def play(client: Client, recorder: Recorder, say: Say) -> Played:
     say("one that waits moves when another leaves")
     await _queue_moves(client, recorder, played)
     say(f"tasks run and are judged: {JUDGED} of each container")
-    await recorder.until(lambda: all(recorder.judged(name) >= JUDGED for name in (VICTIM, *QUIET)), 15)
+    await recorder.until(lambda: _calm(recorder), 20)
     played.before = await listed(client)
     say(f"a noisy neighbour that declared nothing, on the core of {VICTIM}")
     await _disturb(client, recorder, played)
     say("everybody leaves")
     await _leave(client, recorder, played)
     return played
+
+
+def _calm(recorder: Recorder) -> bool:
+    """Everybody has been judged often enough, and a bad start, should there have been one, is made up for."""
+    names = (VICTIM, *QUIET)
+    enough = all(recorder.judged(name) >= JUDGED for name in names)
+    return enough and all(recorder.records[name].standing != Standing.AT_RISK for name in names)
 
 
 async def listed(client: Client) -> list[ListedDevice]:
