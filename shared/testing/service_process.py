@@ -32,15 +32,28 @@ class ServiceProcess:
         return self._process.pid
 
     @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def log(self) -> str:
         return (self._folder / f"{self._module}.log").read_text(errors="replace")
 
     def start(self) -> Self:
         """Returns once the service says that it is ready."""
+        self.begin()
+        return self.until_ready()
+
+    def begin(self) -> None:
+        """Started, and not waited for: several can get ready at the same time."""
         self._ready.unlink(missing_ok=True)
         with (self._folder / f"{self._module}.log").open("ab") as log:
             command = [sys.executable, "-m", self._module]
             self._process = subprocess.Popen(command, env=self._env, stdout=log, stderr=log, start_new_session=True)
+
+    def until_ready(self) -> Self:
+        """Raises RuntimeError with the log's end when it dies or takes too long."""
+        assert self._process is not None
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._ready.exists():
             if self._process.poll() is not None or time.monotonic() > deadline:
