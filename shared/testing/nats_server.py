@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import psutil
+
 START_TIMEOUT_S = 15.0
 
 
@@ -85,6 +87,8 @@ class NatsServer:
     def pause(self) -> None:
         """SIGSTOP: connections stay open and nothing answers."""
         self._signal(signal.SIGSTOP)
+        while psutil.Process(self.pid).status() != psutil.STATUS_STOPPED:
+            time.sleep(0.001)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)

@@ -23,8 +23,7 @@ def nats_url(nats_server: NatsServer) -> str:
 
 @pytest.fixture
 def settings(nats_url: str) -> ServiceSettings:
-    """Pings often, so that a test of a dead link need not last."""
-    return ServiceSettings(nats_url=nats_url, ping_interval_us=200_000, ack_timeout_us=2_000_000)
+    return ServiceSettings(nats_url=nats_url)
 
 
 @pytest.fixture
@@ -34,3 +33,11 @@ async def bus(settings: ServiceSettings) -> AsyncIterator[Bus]:
     await bus.ensure_streams()
     yield bus
     await bus.close()
+
+
+@pytest.fixture
+async def impatient_bus(bus: Bus, settings: ServiceSettings) -> AsyncIterator[Bus]:
+    """Pings often, so that a test of a dead link need not last; streams are made."""
+    impatient = await Bus.connect(settings.model_copy(update={"ping_interval_us": 200_000}), "impatient")
+    yield impatient
+    await impatient.close()

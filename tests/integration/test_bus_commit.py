@@ -94,8 +94,9 @@ async def test_an_open_batch_that_is_given_up_makes_room_again(bus: Bus) -> None
 
 
 async def test_a_lost_link_makes_the_outcome_unknown_and_the_keys_are_read_once_it_is_back(
-    bus: Bus, nats_server: NatsServer
+    impatient_bus: Bus, nats_server: NatsServer
 ) -> None:
+    bus = impatient_bus
     await bus.commit(LEDGER, [Write("a", b"1", 0)])
     nats_server.pause()
     commit = asyncio.create_task(bus.commit(LEDGER, [Write("a", b"2", 1), Write("b", b"2", 0)]))
@@ -108,8 +109,9 @@ async def test_a_lost_link_makes_the_outcome_unknown_and_the_keys_are_read_once_
 
 
 async def test_a_time_out_makes_the_outcome_unknown_and_current_tells_that_it_was_written(
-    bus: Bus, nats_server: NatsServer
+    impatient_bus: Bus, nats_server: NatsServer
 ) -> None:
+    bus = impatient_bus
     await bus.commit(LEDGER, [Write("a", b"1", 0)])
     nats_server.pause()
     commit = asyncio.create_task(bus.commit(LEDGER, [Write("a", b"2", 1)]))
