@@ -82,7 +82,7 @@ def show(output: Output, message: StoredMsg) -> None:
 def line(subject: str, body: dict[str, Any]) -> Text:
     """``14:03:07.123 place detector started, generation 1 on node-1``."""
     kind = subject.split(".")[2] if subject.count(".") >= 2 else subject
-    word = str(body.get("state") or body.get("kind") or "")
+    word = next((str(body[name]) for name in ("state", "kind") if isinstance(body.get(name), str)), "")
     text = Text(clock_time(body.get("at_us", 0)), style="dim").append(f" {kind:<8} ", style="not dim")
     say = _SAY.get(kind)
     about, rest = say(body) if say else (json.dumps(body)[:200], "")

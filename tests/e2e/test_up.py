@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.embedded import Embedded, alive, run, wait_for
+from tests.e2e.embedded import Embedded, alive, wait_for
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -36,13 +36,6 @@ def sleeping(cluster: Embedded) -> int:
     """The pid of the container's command, from what the backend wrote down."""
     (started,) = (cluster.state_dir / "containers" / "process").glob("*/started.json")
     return int(started.read_text().split('"pid": ')[1].split(",")[0])
-
-
-def test_the_ready_file_names_the_server_and_every_process(cluster: Embedded) -> None:
-    assert {"nats_url", "services"} == set(cluster.ready)
-    services = {name: len(pids) for name, pids in cluster.ready["services"].items()}
-    assert {"nats-server": 1, "monitor": 2, "deadline-tracker": 1, "node-list": 1, "placer": 2} == services
-    assert all(alive(pid) for pid in cluster.all_pids())
 
 
 def test_each_process_that_is_killed_comes_back_and_nothing_accepted_is_lost(cluster: Embedded, tmp_path: Path) -> None:
@@ -105,9 +98,3 @@ def test_containers_are_kept_for_the_next_cluster_where_that_is_wanted(tmp_path:
         assert container == sleeping(cluster)
         cluster.laxity("release", "sleeper")
         assert not alive(container)
-
-
-def test_two_clusters_do_not_share_a_folder(cluster: Embedded) -> None:
-    done = run("up", "--state-dir", str(cluster.state_dir), "--nodes", "0")
-    assert (2, "another laxity up runs in") == (done.returncode, done.stderr.strip()[8:33])
-    assert all(alive(pid) for pid in cluster.all_pids())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shared.testing.nats_server import NatsServer
-from tests.e2e.embedded import Embedded, run, wait_for
+from tests.e2e.embedded import Embedded, alive, run, wait_for
 
 pytestmark = pytest.mark.timeout(120)
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -30,6 +30,19 @@ def example(name: str) -> list[str]:
 def written(folder: Path, text: str) -> list[str]:
     (folder / "request.yaml").write_text(text)
     return ["place", "-f", str(folder / "request.yaml")]
+
+
+def test_the_ready_file_names_the_server_and_every_process(shared: Embedded) -> None:
+    assert {"nats_url", "services"} == set(shared.ready)
+    services = {name: len(pids) for name, pids in shared.ready["services"].items()}
+    assert {"nats-server": 1, "monitor": 4, "deadline-tracker": 1, "node-list": 1, "placer": 1} == services
+    assert all(alive(pid) for pid in shared.all_pids())
+
+
+def test_two_clusters_do_not_share_a_folder(shared: Embedded) -> None:
+    done = run("up", "--state-dir", str(shared.state_dir), "--nodes", "0")
+    assert (2, "another laxity up runs in") == (done.returncode, done.stderr.strip()[8:33])
+    assert all(alive(pid) for pid in shared.all_pids())
 
 
 def test_a_placement_says_where_and_why_and_a_release_waits_until_nothing_runs(shared: Embedded) -> None:

@@ -1,0 +1,133 @@
+"""The command line itself: which server it asks, how it ends, and what people are shown."""
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cli import client, events, place
+from cli.main import main, parser
+from cli.output import Exit
+from cli.programs import Cluster, programs
+from shared.messages import FieldFault, Placement, PlaceReply, Reason, Score
+
+
+def printed(reply: PlaceReply) -> list[str]:
+    console = Console(file=io.StringIO(), width=100)
+    place.show(console, reply)
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize(
+    "outcome, code",
+    [
+        ("placed", Exit.OK),
+        ("started", Exit.OK),
+        ("held", Exit.OK),
+        ("exited", Exit.OK),
+        ("rejected", Exit.REFUSED),
+        ("failed", Exit.REFUSED),
+        ("expired", Exit.REFUSED),
+        ("error", Exit.USAGE),
+        ("queued", Exit.UNDECIDED),
+        ("undecided", Exit.UNDECIDED),
+    ],
+)
+def test_each_outcome_has_its_exit_code(outcome: str, code: Exit) -> None:
+    assert code == place.code_of(PlaceReply(outcome=outcome, request_id="r"))
+
+
+def test_a_decision_is_shown_with_where_and_why() -> None:
+    where = Placement(replica=0, node="node-3", devices=("GPU-5f1",), share=0.25, generation=1)
+    score = Score(total=0.81, by={"slack": 0.6})
+    reply = PlaceReply(outcome="placed", request_id="r", duplicate=True, placements=(where,), score=score)
+    head, columns, row, why = printed(reply)
+    assert "placed r (duplicate)" == head
+    assert ["replica", "node", "devices", "share", "generation"] == columns.split()
+    assert ["0", "node-3", "GPU-5f1", "0.25", "1"] == row.split()
+    assert "  score 0.81 (slack 0.60)" == why
+
+
+def test_a_refusal_is_shown_with_counts_and_what_would_help() -> None:
+    reason = Reason(code="not_now.memory", count=5, message="needs 8192 MiB")
+    reply = PlaceReply(outcome="rejected", request_id="r", reasons=(reason,), would_fit_if=("memory is less",))
+    assert ["rejected r", "  5 x not_now.memory: needs 8192 MiB", "  would fit if memory is less"] == printed(reply)
+
+
+def test_an_error_is_shown_with_its_field() -> None:
+    fault = FieldFault(field="gpu.share", found="1.5", allowed="at most 1")
+    reply = PlaceReply(outcome="error", request_id=None, error=fault)
+    assert ["error", "  gpu.share: found 1.5, allowed: at most 1"] == printed(reply)
+
+
+@pytest.mark.parametrize("argv", [[], ["nothing"], ["place"], ["place", "-f"], ["nodes", "--limit", "x"]])
+def test_a_wrong_command_line_ends_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        parser().parse_args(argv)
+    assert Exit.USAGE == end.value.code
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_a_wrong_file_ends_with_2_and_names_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert Exit.USAGE == main(["place", "-f", str(tmp_path / "absent.yaml")])
+    assert "absent.yaml: (file): found No such file or directory" in capsys.readouterr().err.replace("\n", "")
+
+
+def test_a_wrong_wait_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert Exit.USAGE == main(["place", "-f", "x", "--wait", "soon"])
+    assert "--wait: found soon" in capsys.readouterr().err
+
+
+def test_the_server_is_the_one_given_then_the_environments_then_a_running_ones_then_the_usual(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("LAXITY_NATS_URL", raising=False)
+    assert client.DEFAULT_URL == client.find_url(None)
+    ready = {"nats_url": "nats://running", "services": {"nats-server": [os.getpid()]}}
+    (tmp_path / "laxity").mkdir()
+    (tmp_path / "laxity" / "ready.json").write_text(json.dumps(ready))
+    assert "nats://running" == client.find_url(None)
+    monkeypatch.setenv("LAXITY_NATS_URL", "nats://environment")
+    assert "nats://environment" == client.find_url(None)
+    assert "nats://given" == client.find_url("nats://given")
+
+
+def test_a_ready_file_whose_server_is_gone_counts_for_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("LAXITY_NATS_URL", raising=False)
+    (tmp_path / "laxity").mkdir()
+    for text in ("", "[]", '{"nats_url": "nats://gone", "services": {"nats-server": [999999999]}}'):
+        (tmp_path / "laxity" / "ready.json").write_text(text)
+        assert client.DEFAULT_URL == client.find_url(None)
+
+
+def test_every_kind_of_event_has_its_line() -> None:
+    at = {"at_us": 0}
+    bodies = {
+        "rt.events.place.r": {"request_id": "r", "state": "exited", "generation": 2, "step": 4, "exit_code": 3},
+        "rt.events.node.n": {"node": "n", "state": "device_lost", "reason": "fell off", "device": "GPU-1"},
+        "rt.events.bus.placer": {"service": "placer", "instance": "p-1", "kind": "reconnected", "detail": "back"},
+        "rt.events.task.n": {"node": "n", "counter": 7, "kind": [1, 2], "watermark_us": 9},
+    }
+    lines = [events.line(subject, {**at, **body}).plain.split(" ", 1)[1].strip() for subject, body in bodies.items()]
+    assert [
+        "place    r exited, generation 2, exit code 3",
+        "node     n device_lost GPU-1: fell off",
+        "bus      placer p-1 reconnected: back",
+        "task     n batch 7: 2 records up to 9 us",
+    ] == lines
+
+
+def test_a_cluster_consists_of_what_was_asked_for(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, nodes=1, fake_nodes=2, placers=3)
+    labels = [program.label for program in programs(cluster)]
+    assert [
+        *("monitor-node-1", "monitor-fake-1", "monitor-fake-2", "deadline-tracker-1", "node-list-1"),
+        *("placer-1", "placer-2", "placer-3"),
+    ] == labels
+    assert len(labels) == len({program.env["LAXITY_INSTANCE"] for program in programs(cluster)})
