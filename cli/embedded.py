@@ -133,6 +133,7 @@ class Embedded:
         self._changed = asyncio.Event()
         self._server: Kept | None = None
         self._services: list[Kept] = []
+        self._told: dict[Kept, int] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until ``stop``; whatever ends it, nothing of the cluster is left but, with ``keep``, the containers."""
@@ -185,36 +186,42 @@ class Embedded:
     # --- telling the world ---
 
     async def _tell(self) -> None:
-        """Write the ready files once everything is ready, and again after each restart."""
+        """Write the ready files once everything is ready, and again whenever a process that took another's place is."""
         async with connected(self.url, self.cluster.prefix) as client:
             while True:
                 self._changed.clear()
-                while not (self._all_alive() and await self._ready(client)):  # noqa: ASYNC110  # others are asked
-                    await asyncio.sleep(POLL_S)
-                self._write()
-                await self._changed.wait()
+                ready = await self._ready(client)
+                whole = len(ready) == len(self._everything())
+                if self._told or (whole and await self._nodes_ready(client)):
+                    self._write(ready)
+                await (self._changed.wait() if whole and self._told else asyncio.sleep(POLL_S))
 
-    def _all_alive(self) -> bool:
-        return None not in [kept.pid for kept in self._everything()]
-
-    async def _ready(self, client: Client) -> bool:
+    async def _ready(self, client: Client) -> dict[Kept, int]:
+        """Those that live and say that they are ready, and their pids."""
         try:
             answers = await client.services()
         except BusError:
-            return False
+            answers = []
         ready = {a["metadata"].get("pid") for a in answers if a["metadata"].get("state") == "ready"}
-        if not all(str(kept.pid) in ready for kept in self._services):
-            return False
+        alive = {kept: pid for kept in self._everything() if (pid := kept.pid) is not None}
+        return {kept: pid for kept, pid in alive.items() if kept is self._server or str(pid) in ready}
+
+    async def _nodes_ready(self, client: Client) -> bool:
         facts = [await client.read_key(NODES, node_key(name), NodeFacts) for name in self.cluster.node_names]
         return all(found is not None and found.state == NodeState.READY for found in facts)
 
     def _everything(self) -> list[Kept]:
         return [*([self._server] if self._server else []), *self._services]
 
-    def _write(self) -> None:
-        services: dict[str, list[int | None]] = {}
+    def _write(self, ready: dict[Kept, int]) -> None:
+        """A process that is not back yet keeps the pid of the one before it: nothing lives under it."""
+        before = dict(self._told)
+        self._told |= ready
+        if before == self._told:
+            return
+        services: dict[str, list[int]] = {}
         for kept in self._everything():
-            services.setdefault(kept.program.service, []).append(kept.pid)
+            services.setdefault(kept.program.service, []).append(self._told[kept])
         body = json.dumps({"nats_url": self.url, "services": services})
         for path in self._ready_files:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -35,11 +35,14 @@ ORDER: Final = (
 )
 MALFORMED: Final = {"request_id": "malformed", "command": ["true"], "gpu": {"count": 1, "share": 1.5}}
 DECISION_US: Final = 10_000_000
-JUDGED: Final = 25
+JUDGED: Final = 40
 """Tasks of each container that are to be judged before anyone is disturbed."""
 NOISE_STEPS: Final = (12, 12, 12)
 """How many busy neighbours come at once, and how many more where these do not disturb enough."""
 NOISE_STEP_S: Final = 5.0
+LISTED_US: Final = 5_000_000
+"""How long the list may take to show what rt_nodes shows: it is asked for, and its service may be starting."""
+_BAD: Final = frozenset({DeviceStanding.AT_RISK, DeviceStanding.EXCLUDED})
 Say = Callable[[str], None]
 
 
@@ -74,7 +77,7 @@ async def play(client: Client, recorder: Recorder, say: Say) -> Played:
     await _queue_moves(client, recorder, played)
     say(f"tasks run and are judged: {JUDGED} of each container")
     await recorder.until(lambda: _calm(recorder), 20)
-    played.before = await listed(client)
+    played.before = await _listed_as(client, played.device, frozenset(DeviceStanding) - _BAD)
     say(f"a noisy neighbour that declared nothing, on the core of {VICTIM}")
     await _disturb(client, recorder, played)
     say("everybody leaves")
@@ -94,6 +97,18 @@ async def listed(client: Client) -> list[ListedDevice]:
     with contextlib.suppress(CommandError):
         return list((await client.ask(client.subjects.nodes, NodesQuery(), NodesReply)).devices)
     return []
+
+
+async def _listed_as(client: Client, device: str, standings: frozenset[DeviceStanding]) -> list[ListedDevice]:
+    """The list once the device has one of the standings in it, or as it is when the time is over."""
+    until_us, devices = client.clock.now_us() + LISTED_US, list[ListedDevice]()
+    while client.clock.now_us() < until_us:
+        devices = await listed(client)
+        where = position(devices, device)
+        if where is not None and where[1] in standings:
+            break
+        await asyncio.sleep(0.1)
+    return devices
 
 
 # --- asking ---
@@ -156,12 +171,7 @@ async def _disturb(client: Client, recorder: Recorder, played: Played) -> None:
             played.neighbours += count
             if await recorder.until(lambda: _sank(recorder, played.device), NOISE_STEP_S):
                 break
-        for _ in range(20):  # the list follows rt_nodes at once, but by another way
-            played.after = await listed(client)
-            where = position(played.after, played.device)
-            if where is not None and where[1] == DeviceStanding.AT_RISK:
-                break
-            await asyncio.sleep(0.1)
+        played.after = await _listed_as(client, played.device, frozenset({DeviceStanding.AT_RISK}))
 
 
 def _sank(recorder: Recorder, uuid: str) -> bool:
