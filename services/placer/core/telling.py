@@ -24,17 +24,15 @@ class Telling:
     def __init__(self, subjects: Subjects, me: str) -> None:
         self._subjects = subjects
         self._me = me
-        self._said: dict[str, int] = {}
+        self._said: defaultdict[str, set[int]] = defaultdict(set)
         self._alarmed: set[tuple[str, str]] = set()
         self._notes: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=MOST_NOTES))
 
     def steps(self, record: RequestRecord, ledger_id: str, after: int = 0) -> list[Publish]:
         """Events of the steps after number `after` that were not said yet."""
-        said = self._said.get(record.request_id, after)
-        new = [step for step in record.steps if step.number > said]
-        if not new:
-            return []
-        self._said[record.request_id] = new[-1].number
+        said = self._said[record.request_id]
+        new = [step for step in record.steps if step.number > after and step.number not in said]
+        said.update(step.number for step in new)
         subject = self._subjects.place_event(record.request_id)
         return [
             Publish(

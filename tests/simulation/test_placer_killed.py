@@ -1,0 +1,207 @@
+"""Each row of the life of a request with its mover killed in the middle: another placer finishes it, the same way.
+
+Every scenario is run undisturbed first. Then once for each slow effect that it carries out: just before that effect
+the placer whose effect it is dies, and what it had asked for is lost in one run and done, unheard, in another. In the
+end every request must be where it is in the undisturbed run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from placer_world import SECOND, WALL, World, request
+
+from shared.effects import Received
+from shared.messages import ConfirmRequest, PlaceRequest, ReleaseRequest
+
+
+@dataclass
+class DyingWorld(World):
+    """Kills the placer of the effect number `kill_at`, just before that effect."""
+
+    kill_at: int = -1
+    tasks_then: str = "lost"
+    steps: int = 0
+    counting: bool = False
+    copies: int = 0
+
+    def step_task(self, index: int = 0) -> None:
+        if self.counting:
+            self.steps += 1
+            if self.steps == self.kill_at:
+                victim = self.tasks[index].placer
+                self.kill(victim, tasks=self.tasks_then)
+                if not self.placers:
+                    self.placer(f"{victim}-again")
+                return
+        super().step_task(index)
+
+    def client(self, message: Any) -> None:
+        """A client that repeats what was not answered; requests to place are also stored, as on the bus."""
+        reply = ""
+        for _ in range(3):
+            first = next(iter(self.placers))
+            reply = self.ask(first, message)
+            if isinstance(message, PlaceRequest):
+                self.copies += 1
+                last = list(self.placers)[-1]
+                self.tell(last, Received("rt.place", message, seq=self.copies, ack=self.copies))
+            self.settle()
+            if self.replies[reply]:
+                return
+            self.pass_time(1)
+        raise AssertionError("no placer answered")
+
+
+Script = Callable[[DyingWorld], None]
+
+
+def place(world: DyingWorld, **body: Any) -> None:
+    world.client(request(**body))
+
+
+def release(world: DyingWorld, request_id: str) -> None:
+    world.client(ReleaseRequest(request_id=request_id))
+
+
+def fits(world: DyingWorld) -> None:
+    place(world)
+
+
+def gang(world: DyingWorld) -> None:
+    place(world, replicas=4)
+
+
+def queued_then_placed(world: DyingWorld) -> None:
+    place(world, replicas=4)
+    place(world, request_id="b", queue=True)
+    world.pass_time(1)
+    release(world, "a")
+    world.pass_time(1)
+
+
+def queued_then_expired(world: DyingWorld) -> None:
+    place(world, replicas=4)
+    place(world, request_id="b", queue=True, place_by_us=WALL + 1_012 * SECOND)
+    world.pass_time(12)
+
+
+def queued_then_released(world: DyingWorld) -> None:
+    place(world, replicas=4)
+    place(world, request_id="b", queue=True)
+    release(world, "b")
+
+
+def rejected(world: DyingWorld) -> None:
+    place(world, gpu={"count": 8})
+
+
+def held_and_confirmed(world: DyingWorld) -> None:
+    place(world, request_id="h", hold_us=600 * SECOND)
+    generation = max(each.generation for each in world.record("h").replicas)
+    world.client(ConfirmRequest(request_id="h", generation=generation))
+
+
+def hold_runs_out(world: DyingWorld) -> None:
+    place(world, request_id="h", hold_us=3 * SECOND)
+    world.pass_time(4)
+
+
+def hold_released(world: DyingWorld) -> None:
+    place(world, request_id="h", hold_us=600 * SECOND)
+    release(world, "h")
+
+
+def start_fails_once(world: DyingWorld) -> None:
+    world.generations_fail["a"] = 1
+    place(world)
+    world.pass_time(3)
+
+
+def start_fails_for_good(world: DyingWorld) -> None:
+    world.generations_fail["a"] = 99
+    place(world)
+    world.pass_time(40)
+
+
+def exits(world: DyingWorld) -> None:
+    place(world)
+    world.pass_time(10)
+    world.end(world.running("a")[0], 3)
+
+
+def exits_and_restarts(world: DyingWorld) -> None:
+    place(world, restart="on_failure")
+    world.pass_time(10)
+    world.end(world.running("a")[0], 3)
+    world.pass_time(3)
+
+
+def runs_and_is_released(world: DyingWorld) -> None:
+    place(world, replicas=2)
+    world.pass_time(3)
+    release(world, "a")
+
+
+SCENARIOS: tuple[Script, ...] = (
+    fits,
+    gang,
+    queued_then_placed,
+    queued_then_expired,
+    queued_then_released,
+    rejected,
+    held_and_confirmed,
+    hold_runs_out,
+    hold_released,
+    start_fails_once,
+    start_fails_for_good,
+    exits,
+    exits_and_restarts,
+    runs_and_is_released,
+)
+
+
+@dataclass
+class Outcome:
+    """Where everything is in the end, generations of holds aside: a repeat of a hold makes a new one."""
+
+    states: dict[str, str] = field(default_factory=dict)
+    replicas: dict[str, list[tuple[str, int, int | None]]] = field(default_factory=dict)
+    running: int = 0
+
+
+def run(script: Script, kill_at: int, tasks: str, placers: int) -> tuple[Outcome, int]:
+    world = DyingWorld(kill_at=kill_at, tasks_then=tasks)
+    for number in range(2):
+        world.add_node(f"n{number}")
+    for _ in range(placers):
+        world.placer()
+    world.pass_time(2)
+    world.counting = True
+    script(world)
+    world.pass_time(12)
+    steps = world.steps
+    world.check_settled()
+    outcome = Outcome(running=len(world.running()))
+    for request_id, record in world.records().items():
+        outcome.states[request_id] = record.state
+        held = request_id == "h"
+        outcome.replicas[request_id] = [
+            (each.state, 0 if held else each.generation, each.exit_code) for each in record.replicas
+        ]
+    return outcome, steps
+
+
+@pytest.mark.parametrize("placers", [1, 2])
+@pytest.mark.parametrize("script", SCENARIOS, ids=lambda script: script.__name__)
+def test_whoever_dies_in_the_middle_it_ends_the_same(script: Script, placers: int) -> None:
+    undisturbed, steps = run(script, -1, "lost", placers)
+    # what matters comes early, and leases and lists go on for ever: the later ones are thinned out
+    points = [point for point in range(1, steps + 1) if point <= 10 or point % 13 == 0]
+    for point in points:
+        for tasks in ("lost", "done"):
+            disturbed, _ = run(script, point, tasks, placers)
+            assert undisturbed == disturbed, f"killed before effect {point}, its effects {tasks}"
