@@ -190,9 +190,9 @@ class World:
         """Let time pass in steps of the shortest timer, with every tick that falls due, and settle after each."""
         end = self.now + round(seconds * SECOND)
         while self.now < end:
-            self.now += TICKS[0][1]
+            before, self.now = self.now, self.now + TICKS[0][1]
             for name, period in TICKS:
-                if self.now % period == 0:
+                if self.now // period > before // period:
                     for placer in list(self.placers):
                         self.tell(placer, Tick(name, WALL + self.now))
             self.settle()

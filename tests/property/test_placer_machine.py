@@ -180,6 +180,9 @@ class PlacersMachine(RuleBasedStateMachine):
 
 
 PlacersMachine.TestCase.settings = settings(
-    max_examples=25, stateful_step_count=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=25,
+    stateful_step_count=40,
+    report_multiple_bugs=False,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 test_placers = PlacersMachine.TestCase
