@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from services.placer.core.cluster import Cluster
+from services.placer.core.invariants import node_faults, record_faults
 from services.placer.core.records import UNPLACED, holders, order, reservation_of
 from shared.effects import KeyChanged, Write
 from shared.errors import FieldError
@@ -184,9 +185,21 @@ def _stored(model: type[Message], change: KeyChanged, now_us: int) -> Stored[Mes
     if change.value is None:
         return Stored(None, change.revision, now_us)
     try:
-        return Stored(model.trusted(change.value), change.revision, now_us)
+        value = model.trusted(change.value)
     except FieldError:
         return Stored(None, change.revision, now_us, broken=True)
+    odd = _is_odd(change.key, value)
+    return Stored(None if odd else value, change.revision, now_us, broken=odd)
+
+
+def _is_odd(key: str, value: Message) -> bool:
+    """Whether no placer can have written this under this key: another's name in it, or a contradiction in itself."""
+    match value:
+        case RequestRecord():
+            return request_key(value.request_id) != key or any(record_faults(value))
+        case NodeReservations():
+            return node_key(value.node) != key or any(node_faults(value.node, value.reservations))
+    return False
 
 
 class Draft:
@@ -297,6 +310,7 @@ class Draft:
         return tuple(writes)
 
     def _write(self, key: str, value: Message | None, ttl_s: int | None = None) -> Write:
+        assert value is None or not _is_odd(key, value), f"planned what nobody may write: {key} {value}"
         expected = self._ledger.revision(parse_key(key))
         return Write(key, value.to_json() if value is not None else None, expected, ttl_s)
 
