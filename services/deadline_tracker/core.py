@@ -90,8 +90,10 @@ class Core:
 
     def handle(self, event: object, now_us: int) -> list[Effect]:  # noqa: ARG002 - the tracker judges no time
         match event:
-            case Received(message=TaskBatch() as batch, seq=seq):
-                return self._batch(batch, seq)
+            case Received(message=TaskBatch() as batch, subject=subject, seq=seq):
+                if subject == self.subjects.task_events(batch.node):
+                    return self._batch(batch, seq)
+                self.counters["batches_of_another_node"] += 1
             case Tick(wall_us=wall_us):
                 return self._checkpoints(wall_us)
             case CommitDone() as done:

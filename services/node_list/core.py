@@ -63,7 +63,7 @@ class Core:
         self.counters: Counter[str] = Counter()
         self.active = False
         self.revision = 0
-        self._lease = Lease(holder="", counter=0, ttl_us=lease_us)
+        self._lease: Lease | None = None
         self._lease_revision = 0
         self._lease_seen_us: int | None = None
         self._replayed: set[str] = set()
@@ -77,8 +77,11 @@ class Core:
 
     def handle(self, event: object, now_us: int) -> list[Effect]:
         match event:
-            case Received(message=NodeMetrics() as metrics, wall_us=wall_us):
-                self._heartbeat(metrics, now_us, wall_us)
+            case Received(message=NodeMetrics() as metrics, subject=subject, wall_us=wall_us):
+                if subject == self.subjects.metrics(metrics.node):
+                    self._heartbeat(metrics, now_us, wall_us)
+                else:
+                    self.counters["heartbeats_of_another_node"] += 1
             case Received(message=DeadlineEvent() as warning):
                 view = self._view(warning.node, now_us)
                 view.warning(warning)
@@ -144,8 +147,8 @@ class Core:
             return
         self._lease_revision = change.revision
         self._lease_seen_us = now_us if change.value else None
-        self._lease = Lease.trusted(change.value) if change.value else Lease(holder="", counter=0, ttl_us=0)
-        if self._lease.holder != self.holder:
+        self._lease = Lease.trusted(change.value) if change.value else None
+        if self._lease is None or self._lease.holder != self.holder:
             self.active = False
 
     def _replay_done(self, bucket: str, keys: frozenset[str]) -> None:
@@ -258,13 +261,16 @@ class Core:
 
     def _lease_free(self, now_us: int) -> bool:
         """Free: absent, ours, or not renewed for its time since we saw it."""
-        if self._lease_seen_us is None or self._lease.holder == self.holder:
+        if self._lease is None or self._lease_seen_us is None or self._lease.holder == self.holder:
             return True
         return now_us - self._lease_seen_us > self._lease.ttl_us
 
     def _lease_write(self) -> Write:
-        lease = Lease(holder=self.holder, counter=self._lease.counter + 1, ttl_us=self.lease_us)
-        return Write(LEASE, lease.to_json(), self._lease_revision)
+        return Write(LEASE, self._next_lease().to_json(), self._lease_revision)
+
+    def _next_lease(self) -> Lease:
+        counter = self._lease.counter + 1 if self._lease else 1
+        return Lease(holder=self.holder, counter=counter, ttl_us=self.lease_us)
 
     def _dirty(self) -> dict[str, NodeFacts]:
         """The facts that differ from what is published, at most one write's worth."""
@@ -286,7 +292,7 @@ class Core:
         if done.outcome != CommitOutcome.WRITTEN:
             return self._not_written(done, written, now_us)
         became, self.active = not self.active, True
-        self._lease = Lease(holder=self.holder, counter=self._lease.counter + 1, ttl_us=self.lease_us)
+        self._lease = self._next_lease()
         self._lease_revision, self._lease_seen_us = done.revisions[LEASE], now_us
         self.revision = max(self.revision, *done.revisions.values())
         effects: list[Effect] = []

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from shared.errors import FieldError
+from shared.subjects import encode
 
 MAX_BODY_BYTES = 256 * 1024
 """Largest body that a service of ours accepts."""
+
+
+def _checked_name(name: str) -> str:
+    encode(name, "")
+    return name
+
+
+Name = Annotated[str, Field(min_length=1), AfterValidator(_checked_name)]
+"""A name that can stand in a subject or a key: 1 to 253 bytes of UTF-8."""
 
 
 class Message(BaseModel):

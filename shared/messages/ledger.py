@@ -6,7 +6,7 @@ import hashlib
 
 from pydantic import Field
 
-from shared.messages.base import Message
+from shared.messages.base import Message, Name
 from shared.messages.place import Kind, PlaceRequest, Realtime, Reason, State
 
 SHARE_WHOLE_MICRO = 1_000_000
@@ -23,7 +23,7 @@ class LedgerIdentity(Message):
 class Lease(Message):
     """Key ``lease.<holder>``: renewed by counting on; others judge its age by their own clock since they saw it."""
 
-    holder: str
+    holder: Name
     """Which placer process: unique to one start."""
     counter: int
     ttl_us: int
@@ -32,7 +32,7 @@ class Lease(Message):
 class Reservation(Message):
     """What one replica holds on one node, all of it, so that it can be rebuilt from a container's labels."""
 
-    request_id: str
+    request_id: Name
     replica: int
     generation: int
     devices: tuple[str, ...]
@@ -55,7 +55,7 @@ class Reservation(Message):
 class NodeReservations(Message):
     """Key ``node.<node>``: that node's reservations, from all placers."""
 
-    node: str
+    node: Name
     reservations: tuple[Reservation, ...] = ()
 
 
@@ -83,7 +83,7 @@ class ReplicaRecord(Message):
 class RequestRecord(Message):
     """Key ``request.<request id>``."""
 
-    request_id: str
+    request_id: Name
     body: PlaceRequest | None
     """None only for a release of an id that nobody had asked for yet."""
     body_hash: str
@@ -121,8 +121,8 @@ def container_name(ledger_id: str, request_id: str, replica: int, generation: in
 class ContainerLabels(Message):
     """What a container carries: enough to rebuild its reservation, and to judge its tasks, without the ledger."""
 
-    container: str
+    container: Name
     ledger_id: str
-    node: str
+    node: Name
     reservation: Reservation
     name: str | None = None

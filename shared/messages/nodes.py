@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from shared.messages.base import Message
+from shared.messages.base import Message, Name
 
 
 class Regime(StrEnum):
@@ -29,7 +29,7 @@ class Measured(Message):
 class DeviceMetrics(Message):
     """One device as its probe sees it. The uuid identifies it, the index is a label."""
 
-    uuid: str
+    uuid: Name
     index: int
     model: str
     regime: Regime
@@ -50,7 +50,7 @@ class DeviceMetrics(Message):
 class ContainerMetrics(Message):
     """A container seen on the node. Its tasks are in the task stream."""
 
-    container: str
+    container: Name
     request_id: str | None = None
     pids: tuple[int, ...] = ()
     cpu_ratio: Measured | None = None
@@ -60,7 +60,7 @@ class ContainerMetrics(Message):
 class NodeMetrics(Message):
     """A node's heartbeat: everything its monitor sees, every ``period_us``. ``start_id`` names the monitor's start."""
 
-    node: str
+    node: Name
     start_id: str
     counter: int
     at_us: int
@@ -111,7 +111,7 @@ class ClassStanding(Message):
 class DeviceFacts(Message):
     """A device as the node list publishes it for placers."""
 
-    uuid: str
+    uuid: Name
     index: int
     model: str
     regime: Regime
@@ -128,7 +128,7 @@ class DeviceFacts(Message):
 
 class NodeEvent(Message):
     at_us: int
-    node: str
+    node: Name
     state: str
     """One of NodeState, or device_lost, device_back."""
     reason: str | None
@@ -140,7 +140,7 @@ class NodeEvent(Message):
 class NodeFacts(Message):
     """KV rt_nodes, key ``node.<node>``: written by the active node-list alone, with expected revisions."""
 
-    node: str
+    node: Name
     state: NodeState
     reason: str | None = None
     at_us: int
@@ -169,8 +169,8 @@ class NodesQuery(Message):
 
 
 class ListedDevice(Message):
-    node: str
-    uuid: str
+    node: Name
+    uuid: Name
     standing: DeviceStanding
     slack_us: int | None
     reason: str | None
@@ -191,7 +191,7 @@ class BusEvent(Message):
     """Said by a service when messages may have been missed, and by the placer when the ledger is not its own."""
 
     at_us: int
-    service: str
+    service: Name
     instance: str
     kind: str
     """reconnected, slow_consumer, watch_restarted, dropped, ledger_foreign, ledger_accepted."""

@@ -7,21 +7,15 @@ import json
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from shared.errors import FieldError
-from shared.messages.base import Message
-from shared.subjects import MAX_NAME_BYTES, encode
+from shared.messages.base import Message, Name
+from shared.subjects import MAX_NAME_BYTES
 
 DAY_US = 86_400_000_000
 
 
-def _checked_name(name: str) -> str:
-    encode(name, "")
-    return name
-
-
-Name = Annotated[str, Field(min_length=1), AfterValidator(_checked_name)]
 Micros = Annotated[int, Field(gt=0, le=DAY_US)]
 Mebibytes = Annotated[int, Field(ge=0, le=1 << 40)]
 Milli = Annotated[int, Field(ge=0, le=1_000_000_000)]
@@ -192,7 +186,7 @@ class Placement(Message):
     """Where one replica is (to be) run."""
 
     replica: int
-    node: str
+    node: Name
     devices: tuple[str, ...]
     share: float | None = None
     generation: int | None = None
@@ -264,7 +258,7 @@ class PlaceEvent(Message):
     """One step of a request's life; ``state`` also says ``accepted`` and ``moved``, which are no states."""
 
     at_us: int
-    request_id: str
+    request_id: Name
     state: str
     generation: int
     step: int

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from shared.deadlines import Standing
 from shared.errors import FieldError
-from shared.messages.base import Message
+from shared.messages.base import Message, Name
 
 
 class TaskEventKind(IntEnum):
@@ -30,8 +30,8 @@ class TaskEventKind(IntEnum):
 class RingInfo(Message):
     """Whose tasks a ring holds. What is not known of the container is None."""
 
-    ring: str
-    container: str
+    ring: Name
+    container: Name
     request_id: str | None = None
     replica: int | None = None
     generation: int | None = None
@@ -47,7 +47,7 @@ class TaskBatch(Message):
     Its id is (node, start_id, counter).
     """
 
-    node: str
+    node: Name
     start_id: str
     counter: int
     boot_id: str
@@ -85,8 +85,8 @@ class DeadlineEvent(Message):
     """missed: one task. at_risk and recovered: the container's record crossed a bound."""
 
     at_us: int
-    node: str
-    container: str
+    node: Name
+    container: Name
     kind: str
     task: int | None
     deadline_us: int | None
@@ -111,7 +111,7 @@ class DeadlineEvent(Message):
 class ContainerRecord(Message):
     """What is known of one container's tasks: counts of its whole life, and its window with bounds."""
 
-    container: str
+    container: Name
     request_id: str | None = None
     replica: int | None = None
     generation: int | None = None
@@ -137,7 +137,7 @@ class NodeDeadlines(Message):
     ``checkpoint`` is the tracker's own; it is written together with the sequence, so nothing is counted twice.
     """
 
-    node: str
+    node: Name
     at_us: int
     stream_seq: int
     containers: tuple[ContainerRecord, ...] = ()

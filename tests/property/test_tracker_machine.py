@@ -71,7 +71,7 @@ class TrackerMachine(RuleBasedStateMachine):
     @rule(most=st.integers(1, 5))
     def reads(self, most: int) -> None:
         for one in self.stream[self.next - 1 : self.next - 1 + most]:
-            for effect in self.core.handle(Received("", one, seq=self.next), 0):
+            for effect in self.core.handle(Received("rt.events.task.n1", one, seq=self.next), 0):
                 if isinstance(effect, Publish) and effect.body.kind == "missed":
                     self.missed.add(effect.event_id)
             self.next += 1

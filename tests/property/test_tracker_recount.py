@@ -92,7 +92,7 @@ def test_verdicts_equal_an_offline_recount_with_crashes_anywhere(
     core, saved, missed = Core(Subjects(), 0.99, 500), None, []
     seq = 1
     while seq <= len(history):
-        for effect in core.handle(Received("", history[seq - 1], seq=seq), 0):
+        for effect in core.handle(Received("rt.events.task.n1", history[seq - 1], seq=seq), 0):
             missed += [effect.event_id] if isinstance(effect, Publish) and effect.body.kind == "missed" else []
         core.check()
         if seq in saves:

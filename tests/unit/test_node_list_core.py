@@ -123,7 +123,7 @@ class Harness:
         for key, (value, revision) in list(self.bucket.items()):
             self.tell(KeyChanged(NODES, key, value, revision))
 
-    def beat(self, node: str, *devices: DeviceMetrics, times: int = 1, **said: object) -> None:
+    def beat(self, node: str, *devices: DeviceMetrics, times: int = 1, subject: str = "", **said: object) -> None:
         for _ in range(times):
             known = {
                 "node": node,
@@ -136,7 +136,7 @@ class Harness:
                 "cpu_milli": 2000,
                 "memory_mib": 1000,
             }
-            self.tell(Received("", NodeMetrics.model_validate(known | said)))
+            self.tell(Received(subject or f"rt.metrics.{node}", NodeMetrics.model_validate(known | said)))
 
     def hold(self, node: str, *reservations: Reservation) -> None:
         value = NodeReservations(node=node, reservations=reservations).to_json()
@@ -448,3 +448,10 @@ def test_a_lost_node_that_comes_back_is_ready_after_two_heartbeats() -> None:
     assert it.core.nodes["n1"].liveness.state == NodeState.JOINED
     it.beat("n1", device("g0"))
     assert it.states("n1")[-2:] == ["joined", "ready"]
+
+
+def test_a_monitor_speaks_for_its_own_node_alone() -> None:
+    it = Harness()
+    it.beat("n1", device("g0"), times=2)
+    it.beat("n1", device("g0", healthy=False), subject="rt.metrics.n2")
+    assert (it.listed(), it.core.counters["heartbeats_of_another_node"]) == ([("n1", "g0", "guaranteed")], 1)

@@ -53,7 +53,7 @@ class Told:
 
     def hear(self, *rows: tuple[int, ...], seq: int | None = None) -> None:
         self.seq = seq or self.seq + 1
-        said = self.core.handle(Received("", batch(rows), seq=self.seq), 0)
+        said = self.core.handle(Received("rt.events.task.n1", batch(rows), seq=self.seq), 0)
         self.core.check()
         self.effects += said
 
@@ -209,3 +209,9 @@ def test_a_stream_that_was_lost_and_made_anew_is_counted_from_its_beginning() ->
     told.hear(row(BEGIN, 1), row(END, 2, 1, stamp_us=5), seq=900)
     told.hear(row(BEGIN, 3), row(END, 4, 3, stamp_us=5), seq=1)
     assert (told.counts(), told.core.counters["streams_made_anew"]) == ({"met": 2}, 1)
+
+
+def test_a_batch_on_the_subject_of_another_node_is_counted_and_ignored() -> None:
+    told = Told()
+    told.core.handle(Received("rt.events.task.n2", batch([row(BEGIN, 1)]), seq=1), 0)
+    assert (told.core.nodes, told.core.counters["batches_of_another_node"]) == ({}, 1)
