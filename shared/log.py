@@ -7,6 +7,7 @@ import sys
 from typing import Any, Literal, cast
 
 import structlog
+from structlog.tracebacks import ExceptionDictTransformer
 
 Logger = structlog.typing.FilteringBoundLogger
 
@@ -21,7 +22,9 @@ def configure(level: str = "info", style: Literal["json", "console"] = "json") -
     ]
     last: list[Any] = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
     if style == "json":
-        last = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        # without local variables: they are large, and may hold what a request meant for its container alone
+        frames = structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
+        last = [frames, structlog.processors.JSONRenderer()]
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
