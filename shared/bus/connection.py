@@ -98,13 +98,25 @@ class Listening:
 
 
 class _Client(Client):
-    """The client, which otherwise waits for a dead link to take its last bytes before it looks for a new one."""
+    """The client with two faults mended.
+
+    It waits for a dead link to take its last bytes before it looks for a new one; and an attempt to connect that
+    fails in the moment in which it is cancelled (asyncio.wait_for of Python 3.11) goes on for ever after ``close``.
+    """
+
+    ended = False
+
+    async def close(self) -> None:
+        self.ended = True
+        await super().close()
 
     async def _attempt_reconnect(self) -> None:
         self._abort()
         await super()._attempt_reconnect()
 
     async def _connect_to_server(self, s: Srv) -> None:
+        if self.ended:
+            raise asyncio.CancelledError
         self._abort()  # also the socket of an attempt that got no further, which the client forgets
         await super()._connect_to_server(s)
 

@@ -258,3 +258,13 @@ async def test_every_answer_of_many_is_gathered(bus: Bus, nats_url: str) -> None
     answers = await bus.request_all("rt.many", wait_us=1_500_000)
     assert [b"0", b"1", b"2"] == [msg.body for msg in answers]
     await client.close()
+
+
+async def test_closing_while_the_server_is_away_leaves_nothing_behind(
+    nats_server: NatsServer, settings: ServiceSettings
+) -> None:
+    bus = await Bus.connect(settings, "short")
+    nats_server.kill()
+    await until(lambda: not bus.connection.is_up)
+    await bus.close()
+    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
