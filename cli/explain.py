@@ -38,7 +38,10 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, output: Output) -> Exit:
     lines = asyncio.run(_explain(args))
-    output.result({"about": args.what, "story": lines}, lambda console: console.print("\n".join(lines)))
+    output.result(
+        {"about": args.what, "story": lines},
+        lambda console: console.print("\n".join(lines), soft_wrap=True, markup=False),
+    )
     return Exit.OK
 
 

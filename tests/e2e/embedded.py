@@ -1,8 +1,11 @@
-"""``laxity up`` as outside tools use it: started as a process, held on to by its ready file; nothing of ours inside."""
+"""``laxity up`` as outside tools use it: started as a process, held on to by its ready file."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -12,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from cli.main import main
 
 READY_S = 40.0
 Json = dict[str, Any]
@@ -88,9 +93,9 @@ class Embedded:
         wait_for(lambda: before[index] not in self.pids(service), f"{service} is started again", READY_S)
         return self.pids(service)[index]
 
-    def laxity(self, *arguments: str, code: int = 0, timeout_s: float = 60) -> Json:
-        """Run one command for machines; its one object, after looking at its exit code."""
-        done = run("-o", "json", *arguments, url=self.url, timeout_s=timeout_s)
+    def laxity(self, *arguments: str, code: int = 0) -> Json:
+        """One command for machines, as ``call`` runs it; its one object, after looking at its exit code."""
+        done = call("-o", "json", *arguments, url=self.url)
         assert code == done.returncode, (done.stdout, done.stderr)
         found: Json = json.loads(done.stdout)
         return found
@@ -117,10 +122,23 @@ class Embedded:
 
 
 def run(*arguments: str, url: str = "", timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
-    """One ``laxity`` command: options for all commands may stand before its name here, as scripts like it."""
+    """One ``laxity`` command as a process. ``-o json`` may stand before its name here."""
+    command = [sys.executable, "-m", "cli.main", *_in_order(arguments, url)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+def call(*arguments: str, url: str = "") -> subprocess.CompletedProcess[str]:
+    """The same within this process, which saves the start of an interpreter each time."""
+    command, out, err, handlers = _in_order(arguments, url), io.StringIO(), io.StringIO(), logging.root.handlers[:]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main(command)
+    finally:
+        logging.root.handlers[:] = handlers
+    return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
+
+
+def _in_order(arguments: tuple[str, ...], url: str) -> list[str]:
     options = [*arguments[:2]] if arguments[:1] == ("-o",) else []
     name, *rest = arguments[len(options) :]
-    asked = [name, *options, *(["--nats-url", url] if url else []), *rest]
-    return subprocess.run(
-        [sys.executable, "-m", "cli.main", *asked], capture_output=True, text=True, timeout=timeout_s, check=False
-    )
+    return [name, *options, *(["--nats-url", url] if url else []), *rest]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shared.testing.nats_server import NatsServer
-from tests.e2e.embedded import Embedded, alive, run, wait_for
+from tests.e2e.embedded import Embedded, alive, call, run, wait_for
 
 pytestmark = pytest.mark.timeout(120)
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -40,7 +40,7 @@ def test_the_ready_file_names_the_server_and_every_process(shared: Embedded) -> 
 
 
 def test_two_clusters_do_not_share_a_folder(shared: Embedded) -> None:
-    done = run("up", "--state-dir", str(shared.state_dir), "--nodes", "0")
+    done = call("up", "--state-dir", str(shared.state_dir), "--nodes", "0")
     assert (2, "another laxity up runs in") == (done.returncode, done.stderr.strip()[8:33])
     assert all(alive(pid) for pid in shared.all_pids())
 
@@ -54,7 +54,7 @@ def test_a_placement_says_where_and_why_and_a_release_waits_until_nothing_runs(s
 
 
 def started(cluster: Embedded, request_id: str) -> str | None:
-    done = run("-o", "json", "events", "--subject", f"rt.events.place.{request_id}", url=cluster.url)
+    done = call("-o", "json", "events", "--subject", f"rt.events.place.{request_id}", url=cluster.url)
     states = [json.loads(line)["body"]["state"] for line in done.stdout.splitlines()]
     return "started" if "started" in states else None
 
@@ -91,7 +91,7 @@ def test_a_dry_run_counts_what_would_fit_and_changes_nothing(shared: Embedded, t
 
 
 def test_a_wrong_file_is_explained_before_anything_is_sent(shared: Embedded, tmp_path: Path) -> None:
-    done = run(*written(tmp_path, "image: x\ngpu: {share: 1.5}"), url=shared.url)
+    done = call(*written(tmp_path, "image: x\ngpu: {share: 1.5}"), url=shared.url)
     assert 2 == done.returncode
     assert "request.yaml: gpu.share: found 1.5, allowed: above 0, at most 1" in done.stderr
 
@@ -104,7 +104,7 @@ def test_the_node_list_comes_in_order_and_by_pages(shared: Embedded) -> None:
     assert [device["uuid"] for device in whole["devices"]] == names
     assert "guaranteed" == whole["devices"][0]["standing"]
     assert "interactive" == whole["class"]
-    assert "guaranteed" in run("nodes", url=shared.url).stdout
+    assert "guaranteed" in call("nodes", url=shared.url).stdout
 
 
 def test_status_shows_services_ledger_leader_and_streams(shared: Embedded) -> None:
@@ -115,7 +115,7 @@ def test_status_shows_services_ledger_leader_and_streams(shared: Embedded) -> No
     assert status["ledger"]["id"]
     assert [] == status["missing"]
     assert all(stream["exists"] for stream in status["streams"])
-    assert "leader" in run("status", url=shared.url).stdout
+    assert "leader" in call("status", url=shared.url).stdout
 
 
 def _with_leader(cluster: Embedded) -> dict[str, object] | None:
@@ -130,7 +130,7 @@ def test_explain_tells_the_story_of_a_request_a_node_and_a_device(shared: Embedd
     assert any("needs 307200 MiB on one device" in line for line in story)
     assert shared.laxity("explain", "fake-1")["story"][0].startswith("fake-1 is ready")
     assert any("H100, gated" in line for line in shared.laxity("explain", "fake-1/0")["story"])
-    assert 1 == run("explain", "nobody", url=shared.url).returncode
+    assert 1 == call("explain", "nobody", url=shared.url).returncode
 
 
 def test_a_ledger_is_accepted_as_it_is_and_only_what_it_does_not_know_is_forgotten(shared: Embedded) -> None:
@@ -138,18 +138,18 @@ def test_a_ledger_is_accepted_as_it_is_and_only_what_it_does_not_know_is_forgott
     accepted = shared.laxity("ledger", "accept", "former-id")
     assert (before["id"], ["former-id"]) == (accepted["ledger_id"], accepted["former"])
     assert "unknown" == shared.laxity("ledger", "forget", "never-asked")["outcome"]
-    assert 2 == run("ledger", "forget", "never-asked", url=shared.url).returncode
+    assert 2 == call("ledger", "forget", "never-asked", url=shared.url).returncode
 
 
 def test_where_no_server_is_the_exit_code_is_4() -> None:
-    done = run("status", url="nats://127.0.0.1:1")
+    done = call("status", url="nats://127.0.0.1:1")
     assert (4, "no NATS server answers at nats://127.0.0.1:1") == (done.returncode, done.stderr.strip()[8:])
 
 
 def test_where_no_placer_runs_the_request_is_not_decided_and_nobody_is_asked_in_vain(tmp_path: Path) -> None:
     with NatsServer(tmp_path / "nats") as server:
-        done = run("-o", "json", *written(tmp_path, "request_id: early\nimage: x"), "--wait", "0s", url=server.url)
+        done = call("-o", "json", *written(tmp_path, "request_id: early\nimage: x"), "--wait", "0s", url=server.url)
         assert (3, "undecided") == (done.returncode, json.loads(done.stdout)["outcome"])
         assert "no placer runs" in done.stderr
-        assert 4 == run("release", "early", url=server.url).returncode
-        assert 4 == run("nodes", url=server.url).returncode
+        assert 4 == call("release", "early", url=server.url).returncode
+        assert 4 == call("nodes", url=server.url).returncode
