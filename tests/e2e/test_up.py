@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -32,10 +33,11 @@ def request(folder: Path, text: str) -> str:
     return str(path)
 
 
-def sleeping(cluster: Embedded) -> int:
-    """The pid of the container's command, from what the backend wrote down."""
-    (started,) = (cluster.state_dir / "containers" / "process").glob("*/started.json")
-    return int(started.read_text().split('"pid": ')[1].split(",")[0])
+def sleeping(cluster: Embedded) -> int | None:
+    """The pid of the one container's command, from what the backend wrote down; None before it runs."""
+    for started in (cluster.state_dir / "containers" / "process").glob("*/started.json"):
+        return int(json.loads(started.read_text())["pid"])
+    return None
 
 
 def test_each_process_that_is_killed_comes_back_and_nothing_accepted_is_lost(cluster: Embedded, tmp_path: Path) -> None:
