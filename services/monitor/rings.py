@@ -16,6 +16,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import stat
 import struct
 import time
@@ -38,6 +39,8 @@ HEADER_SIZE: Final = 4096
 HEAD_OFFSET: Final = 128
 MIN_CAPACITY, MAX_CAPACITY = 16, 1 << 20
 MAX_DEADLINE_US: Final = 86_400_000_000
+ENDED: Final = "ended"
+"""Name of the file that a backend puts beside the rings of a container that is gone for good."""
 MAX_RINGS_PER_CONTAINER: Final = 1024
 """One per process; a container that makes more has the rest counted, so that it cannot use up our descriptors."""
 
@@ -328,6 +331,8 @@ class Scan(NamedTuple):
 class RingDirectory:
     """All rings of a node: root/<container token>/ring-<id>.ring, beside a container.json with the container's labels.
 
+    A backend puts a file `ended` there when the container is gone for good; then the folder goes with its last ring.
+
     Without labels that can be read a container has the name of its directory. `counts` says by reason how many rings
     were refused (corrupt, version, foreign_boot, too_many), how many files could not be opened at a scan (os_error),
     and how many containers were without labels (labels_absent, labels_malformed).
@@ -357,7 +362,13 @@ class RingDirectory:
                 found.gone.append(container.readers.pop(name))
             container.refused &= names
             found.new.extend(self._open_new(container, names))
+            if ENDED in names and not container.readers:
+                self._remove_folder(container)
         return found
+
+    def _remove_folder(self, container: _Container) -> None:
+        """Its backend says that nothing writes there any more, and every ring that could be read was read."""
+        shutil.rmtree(container.listing.path, ignore_errors=True)
 
     def remove(self, reader: RingReader) -> None:
         """Delete a ring that was read to its end and whose writer is gone, and close it."""

@@ -369,3 +369,15 @@ def test_a_directory_that_is_long_unchanged_is_not_listed_again(container: Path,
     assert [second.path] == [found.path for found in directory.scan().new]
     directory.close()
     second.close()
+
+
+def test_the_folder_of_a_container_that_is_gone_goes_with_its_last_ring(tmp_path: Path) -> None:
+    folder = tmp_path / "c1"
+    folder.mkdir()
+    (folder / "container.json").write_text("{}")
+    rings = RingDirectory(tmp_path)
+    rings.scan()
+    assert folder.exists()
+    (folder / "ended").touch()
+    rings.scan()
+    assert not folder.exists()

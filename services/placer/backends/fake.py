@@ -23,7 +23,7 @@ from pathlib import Path
 from pydantic import Field
 
 from services.placer.backends.base import Seen, StartSpec
-from services.placer.backends.folder import folder_name, write_whole
+from services.placer.backends.folder import folder_name, mark_ended, write_whole
 from services.placer.backends.wake import Wake
 from services.placer.core.capabilities import Capabilities
 from shared.clock import Clock, SystemClock
@@ -130,7 +130,7 @@ class FakeBackend:
         found = self._load(path)
         if found is not None and found.ignore_term and found.seen(self._clock.now_us()).state == "running":
             await self._clock.sleep_us(self._stop_grace_us)
-        path.unlink(missing_ok=True)
+        self._forget(path, container)
 
     async def list(self, node: str) -> list[Seen]:
         """See Backend."""
@@ -164,7 +164,7 @@ class FakeBackend:
         path = self._path(node, container)
         found = self._load(path)
         if found is not None and found.seen(self._clock.now_us()).state == "exited":
-            path.unlink(missing_ok=True)
+            self._forget(path, container)
 
     def kill(self, node: str, container: str, exit_code: int | None = 137) -> None:
         """What the world does to a container: it ends now, with that code (None: nobody saw it)."""
@@ -197,6 +197,11 @@ class FakeBackend:
             ring = self._ring_root / folder_name(labels.container)
             ring.mkdir(parents=True, exist_ok=True)
             write_whole(ring / "container.json", labels.to_json())
+
+    def _forget(self, path: Path, container: str) -> None:
+        path.unlink(missing_ok=True)
+        if self._ring_root is not None:
+            mark_ended(self._ring_root / folder_name(container))
 
     def _called(self, method: str, about: str) -> None:
         self.calls.append((method, about))

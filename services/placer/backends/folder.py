@@ -21,6 +21,8 @@ from shared.subjects import encode
 
 ENDED = ".ended"
 """Beside the folders: those of the containers that were removed, for people who look for a log."""
+RING_ENDED = "ended"
+"""In a container's ring folder: nothing writes there any more. The monitor removes it once it has read the rings."""
 _LONGEST = 200
 _count = itertools.count()
 
@@ -157,3 +159,9 @@ def _oldest_first(root: Path) -> list[Path]:
         return 0.0
 
     return sorted(root.iterdir(), key=age)
+
+
+def mark_ended(ring: Path) -> None:
+    """Leave a ring folder to the monitor, which reads what is in it and then removes it."""
+    with suppress(FileNotFoundError):
+        (ring / RING_ENDED).touch()

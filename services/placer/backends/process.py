@@ -23,7 +23,7 @@ from typing import Any
 
 from services.placer.backends import cgroups, procs
 from services.placer.backends.base import Seen, StartSpec
-from services.placer.backends.folder import Folder, Started, folder_name, folders, write_whole
+from services.placer.backends.folder import Folder, Started, folder_name, folders, mark_ended, write_whole
 from services.placer.backends.wake import Ends, Wake
 from services.placer.core.capabilities import Capabilities
 from shared.clock import Clock, SystemClock
@@ -254,6 +254,7 @@ class ProcessBackend:
                 self._sweep(folder)
             cgroups.remove(tuple(folder.plan().get("groups", ())))
             folder.retire(self._options.kept)
+            mark_ended(self._ring(folder))
             return True
 
     async def _end(self, started: Started) -> None:
