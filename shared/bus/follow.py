@@ -28,6 +28,8 @@ _NS = 1_000_000_000
 StoredHandler = Callable[[StoredMsg], Awaitable[None]]
 Told = Callable[[str, str], None]
 """Told why a session ended: (stream, reason)."""
+Idle = Callable[[], Awaitable[None]]
+"""Called when the server says that it has nothing to say."""
 Mend = Callable[[], Awaitable[None]]
 """Makes the streams again when one is not there."""
 
@@ -46,17 +48,18 @@ def stored(msg: Msg) -> tuple[StoredMsg, int]:
 class _Session:
     """One consumer from its creation until something is wrong with it."""
 
-    def __init__(self, stream: str, handler: StoredHandler, js: JetStream) -> None:
+    def __init__(self, js: JetStream, stream: str, handler: StoredHandler, idle: Idle) -> None:
         self._stream = stream
         self._handler = handler
+        self._idle = idle
         self._js = js
         self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._consumer_seq = 0
         self._heard = 0
         self._busy = False
 
-    async def run(self, config: dict[str, Any], created: Callable[[int], Awaitable[None]]) -> str:
-        """Deliver until it breaks; returns why. ``created`` hears how many messages are there already."""
+    async def run(self, config: dict[str, Any], created: Callable[[], Awaitable[None]]) -> str:
+        """Deliver until it breaks; returns why. ``created`` is called when there is nothing to deliver yet."""
         connection = self._js.connection
         lost = connection.lost
         inbox = connection.new_inbox()
@@ -75,7 +78,8 @@ class _Session:
             made = await self._js.call(
                 f"CONSUMER.CREATE.{self._stream}", {"stream_name": self._stream, "config": usual | config}
             )
-            await created(int(made.get("num_pending", 0)) + int(made.get("delivered", {}).get("consumer_seq", 0)))
+            if not made.get("num_pending", 0) + made.get("delivered", {}).get("consumer_seq", 0):
+                await created()
             return await self._until_broken(lost)
         finally:
             await listening.stop()
@@ -117,7 +121,9 @@ class _Session:
             await self._js.connection.publish(msg.reply, b"", hold=False)
         elif stalled := msg.headers.get("Nats-Consumer-Stalled"):
             await self._js.connection.publish(stalled, b"", hold=False)
-        elif int(msg.headers.get("Nats-Last-Consumer", "0")) > self._consumer_seq:
+        elif int(msg.headers.get("Nats-Last-Consumer", "0")) <= self._consumer_seq:
+            await self._idle()
+        else:
             self._break(f"gap: heartbeat names {msg.headers['Nats-Last-Consumer']} after {self._consumer_seq}")
 
     def _break(self, why: str) -> None:
@@ -188,7 +194,7 @@ class Follow(_Endless):
             "deliver_policy": "by_start_sequence",
             "opt_start_seq": self._next,
         }
-        return await _Session(self._stream, self._deliver, self._js).run(config, _nothing)
+        return await _Session(self._js, self._stream, self._deliver, _nothing).run(config, _nothing)
 
     async def _deliver(self, message: StoredMsg) -> None:
         await self._handler(message)
@@ -213,30 +219,57 @@ class Watch(_Endless):
         self._handler = handler
 
     async def _once(self) -> str:
-        keys: set[str] = set()
-        replayed = False
+        replay = _Replay(self._js, self._stream)
 
-        async def replay_done() -> None:
-            nonlocal replayed
-            replayed = True
-            await self._handler(WatchReplayed(self._shown, frozenset(keys)))
+        async def look() -> None:
+            if (keys := await replay.complete()) is not None:
+                names = frozenset(subject.removeprefix(self._prefix) for subject in keys)
+                await self._handler(WatchReplayed(self._shown, names))
 
         async def deliver(message: StoredMsg) -> None:
-            key = message.subject.removeprefix(self._prefix)
-            value = value_of(message)
-            if not replayed:
-                (keys.discard if value is None else keys.add)(key)
+            key, value = message.subject.removeprefix(self._prefix), value_of(message)
+            replay.saw(message.subject, present=value is not None)
             await self._handler(KeyChanged(self._shown, key, value, message.seq))
-            if not replayed and message.pending == 0:
-                await replay_done()
-
-        async def created(present: int) -> None:
-            if not present:
-                await replay_done()
+            if message.pending == 0:
+                await look()
 
         config = {"filter_subject": f"{self._prefix}>", "deliver_policy": "last_per_subject"}
-        return await _Session(self._stream, deliver, self._js).run(config, created)
+        return await _Session(self._js, self._stream, deliver, look).run(config, look)
 
 
-async def _nothing(present: int) -> None:
-    del present
+class _Replay:
+    """Whether everything that a bucket holds has been delivered once.
+
+    "Nothing pending" of the consumer is only a hint: a key that is written in that moment is neither pending any
+    more nor yet again. So then the server is asked for its subjects, and all of them must have been seen.
+    """
+
+    def __init__(self, js: JetStream, stream: str) -> None:
+        self._js = js
+        self._stream = stream
+        self._keys: set[str] = set()
+        self._gone: set[str] = set()
+        self._complete = False
+
+    def saw(self, subject: str, *, present: bool) -> None:
+        """A key, or the mark of a deleted one; not looked at any more once the replay is complete."""
+        if not self._complete:
+            (self._keys if present else self._gone).add(subject)
+            (self._gone if present else self._keys).discard(subject)
+
+    async def complete(self) -> set[str] | None:
+        """The keys that exist, said once: when all were seen for the first time."""
+        if self._complete:
+            return None
+        try:
+            unseen = await self._js.subjects(self._stream) - self._keys - self._gone
+        except BusError:
+            return None  # asked again with the next word of the server, or in the next session
+        if unseen or self._complete:
+            return None
+        self._complete = True
+        return self._keys
+
+
+async def _nothing() -> None:
+    """Nobody waits for it."""

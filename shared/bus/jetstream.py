@@ -99,6 +99,16 @@ class JetStream:
     async def info(self, stream: str) -> dict[str, Any]:
         return await self.call(f"STREAM.INFO.{stream}")
 
+    async def subjects(self, stream: str) -> set[str]:
+        """Every subject of which the stream holds a message."""
+        found: set[str] = set()
+        while True:
+            info = await self.call(f"STREAM.INFO.{stream}", {"subjects_filter": ">", "offset": len(found)})
+            page = info["state"].get("subjects") or {}
+            found |= page.keys()
+            if not page or len(found) >= int(info.get("total", 0)):
+                return found
+
     async def ensure(self, specs: Iterable[StreamSpec]) -> None:
         """Make or mend each stream; tries until the server lets it, since JetStream may still be starting."""
         for spec in specs:

@@ -308,6 +308,25 @@ async def test_a_large_bucket_is_replayed_whole_while_it_is_written(bus: Bus) ->
     assert 5000 == len(watched.replays[0])
 
 
+async def test_a_replay_names_every_key_though_all_are_written_over_and_over(bus: Bus) -> None:
+    """The consumer says "nothing pending" a moment too early when a key is written just then."""
+    names = frozenset(f"k{number}" for number in range(300))
+    await bus.commit(LEDGER, [Write(name, b"x", 0) for name in sorted(names)])
+    wrong: list[frozenset[str]] = []
+
+    async def write(start: int) -> None:
+        for number in range(start, 10**9, 7):
+            await bus.put(LEDGER, f"k{number * 31 % 300}", b"y")
+
+    async with running(write(0)), running(write(1)), running(write(2)), running(write(3)):
+        for _ in range(40):
+            watched = Watched()
+            async with running(bus.watch(LEDGER, watched)):
+                await until(lambda: bool(watched.replays))  # noqa: B023  # called in this round alone
+            wrong += [names ^ keys for keys in watched.replays if keys != names]
+    assert [] == wrong
+
+
 # --- pulling ---
 
 
