@@ -194,3 +194,18 @@ def test_make_alone_prints_what_can_be_done() -> None:
     missing = {"setup", "demo", "test", "check", "docs", "lock", "bench-NAME"}
     missing -= {line.split()[1] for line in shell.stdout.splitlines() if line.startswith("  make ")}
     assert set() == missing
+
+
+def test_B23_every_task_is_held_by_something_that_outlives_it() -> None:
+    """asyncio keeps weak references alone: a task that nobody holds may vanish in the middle of its work."""
+    dropped = [
+        f"{shown(path)}:{node.lineno}"
+        for path in modules()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Expr)
+        and isinstance(call := node.value, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in {"create_task", "ensure_future"}
+        and ast.unparse(call.func.value) in {"asyncio", "loop", "asyncio.get_running_loop()"}
+    ]
+    assert dropped == []
