@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from services.placer.core.demand import Demand
 from services.placer.core.outcome import Assignment
 from shared.messages import (
-    SHARE_WHOLE_MICRO,
     ContainerLabels,
     PlaceEvent,
     Placement,
@@ -139,21 +139,9 @@ def nodes_of(record: RequestRecord) -> set[str]:
 
 
 def reservation_of(record: RequestRecord, replica: ReplicaRecord) -> Reservation:
-    """What a replica holds, from the request's body."""
+    """What a replica holds: exactly what was decided on (case P23)."""
     assert record.body is not None
-    body, gpu = record.body, record.body.gpu
-    return Reservation(
-        request_id=record.request_id,
-        replica=replica.replica,
-        generation=replica.generation,
-        devices=replica.devices,
-        share_micro=round(gpu.share * SHARE_WHOLE_MICRO) if gpu else 0,
-        device_memory_mib=gpu.memory_mib if gpu else 0,
-        cpu_milli=body.cpu_milli,
-        memory_mib=body.memory_mib,
-        realtime=body.realtime,
-        priority=body.priority,
-    )
+    return Demand.of(record.body).reservation(record.request_id, replica.replica, replica.generation, replica.devices)
 
 
 def labels_of(record: RequestRecord, replica: ReplicaRecord, ledger_id: str) -> ContainerLabels:

@@ -1,0 +1,24 @@
+"""One code path turns a request into what it takes: what is decided on is what is reserved."""
+
+import pytest
+
+from services.placer.core.demand import Demand
+from services.placer.core.records import new_record, reservation_of
+from shared.messages import Gpu, PlaceRequest, Realtime, ReplicaRecord, State
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.15, 1 / 3, 0.0625, 0.000001, 0.1 + 0.2])
+def test_P23_the_ledger_holds_exactly_what_the_decision_took(share: float) -> None:
+    request = PlaceRequest(
+        request_id="q",
+        command=("x",),
+        gpu=Gpu(share=share, memory_mib=7),
+        cpu_milli=3,
+        memory_mib=5,
+        realtime=Realtime(deadline_us=10, runtime_us=1),
+        priority=2,
+    )
+    replica = ReplicaRecord(replica=0, state=State.PLACED, generation=4, node="n", devices=("g",))
+    held = reservation_of(new_record(request, "me", 0), replica)
+    assert held == Demand.of(request).reservation("q", 0, 4, ("g",))
+    assert held.share_micro == round(share * 1_000_000)
