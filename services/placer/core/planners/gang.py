@@ -116,7 +116,7 @@ class _Board:
 
     def _reserve(self, assignment: Assignment, slot: int) -> None:
         cluster, demand, wish = self._ask.cluster, self._ask.demand, self._wish
-        taken = demand.reservation(demand.request.request_id or "", assignment.replica, 0, assignment.devices)
+        taken = demand.reservation(demand.request.request_id or NEWCOMER, assignment.replica, 0, assignment.devices)
         cluster.set_reservations(assignment.node, (*cluster.reservations(assignment.node), taken))
         self._here[slot] += 1
         fresh = options(sift(self._ask.on(slot)).passing, wish.strategy, wish.tie)
