@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -153,3 +155,19 @@ def test_where_no_placer_runs_the_request_is_not_decided_and_nobody_is_asked_in_
         assert "no placer runs" in done.stderr
         assert 4 == call("release", "early", url=server.url).returncode
         assert 4 == call("nodes", url=server.url).returncode
+
+
+def test_the_python_client_of_the_documents_runs_as_it_stands_there(shared: Embedded, tmp_path: Path) -> None:
+    text = (EXAMPLES.parent / "docs" / "clients.md").read_text(encoding="utf-8")
+    program = text.split("```python\n")[1].split("```")[0]
+    assert "nats://127.0.0.1:4222" in program
+    assert "asyncio.sleep(10)" in program
+    program = program.replace("nats://127.0.0.1:4222", shared.url).replace("asyncio.sleep(10)", "asyncio.sleep(1)")
+    (tmp_path / "client.py").write_text(program)
+    command = [sys.executable, str(tmp_path / "client.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (0, "") == (done.returncode, done.stderr)
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("placed [{'replica': 0")
+    assert ["accepted", "placed", "started"] == [line.split()[1] for line in lines if "/detector-1/" in line]
+    assert lines[-1] in {"stopping", "released"}
