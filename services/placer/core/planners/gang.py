@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from services.placer.core.columns import Array
+from services.placer.core.demand import NEWCOMER
 from services.placer.core.filters import sift
 from services.placer.core.options import options
 from services.placer.core.outcome import Assignment
