@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 from cli.output import CommandError, Exit
 from services.monitor.slices import UNKNOWN, Sharing, measure
+from shared.subjects import encode
 
 MEASURED_CORES: Final = 3
 """A core that is busy cannot be measured, and the next one is tried."""
@@ -49,6 +50,10 @@ class Cluster:
     @property
     def rings(self) -> Path:
         return self.state_dir / "rings"
+
+    @property
+    def rings_of_fakes(self) -> Path:
+        return self.state_dir / "rings-of-fakes"
 
     @property
     def containers(self) -> Path:
@@ -111,6 +116,7 @@ def _placer_settings(cluster: Cluster) -> dict[str, str]:
         "LAXITY_PLACER_BACKENDS": json.dumps(backends),
         "LAXITY_PLACER_STATE_ROOT": str(cluster.containers.parent),
         "LAXITY_PLACER_RING_ROOT": str(cluster.rings),
+        "LAXITY_PLACER_FAKE_RING_ROOT": str(cluster.rings_of_fakes),
         "LAXITY_PLACER_WORK_DIR": str(cluster.work_dir),
     }
 
@@ -126,7 +132,7 @@ def _monitor(cluster: Cluster, node: str) -> Program:
             "LAXITY_MONITOR_PROBE": "fake",
             "LAXITY_MONITOR_FAKE_DEVICES": json.dumps(FAKE_DEVICES),
             "LAXITY_MONITOR_FAKE_CONTROL": str(cluster.state_dir / f"{node}.faults.json"),
-            "LAXITY_MONITOR_RING_ROOT": str(cluster.state_dir / "rings-of-fakes" / node),
+            "LAXITY_MONITOR_RING_ROOT": str(cluster.rings_of_fakes / encode(node)),
         }
         return _with_cores(_service(cluster, "monitor", f"monitor-{node}", **env), None)
     if cluster.sharing.slice_us is not None:

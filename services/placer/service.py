@@ -71,7 +71,7 @@ def reach(settings: PlacerSettings) -> Reach:
 def _backend(name: str, settings: PlacerSettings) -> Backend:
     state = settings.state_root / name
     if name == "fake":
-        return FakeBackend(state, settings.ring_root)
+        return FakeBackend(state, settings.fake_ring_root)
     return ProcessBackend(state, settings.ring_root, work_dir=settings.work_dir)
 
 

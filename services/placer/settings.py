@@ -32,6 +32,8 @@ class PlacerSettings(ServiceSettings):
     """Folder in which backends keep what must survive a placer; all placers of a machine share it."""
     ring_root: Path = Path("/run/laxity/rings")
     """Folder into which containers put their rings; the same as that of the machine's monitor."""
+    fake_ring_root: Path | None = None
+    """The same for fake nodes, with a folder for each; none of their containers runs, so they may do without."""
     work_dir: Path | None = None
     """Where commands of the process backend run; where this process runs if absent."""
 

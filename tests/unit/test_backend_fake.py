@@ -156,3 +156,12 @@ async def watched(backend: FakeBackend) -> AsyncIterator[list[Seen]]:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
+
+
+async def test_the_labels_lie_where_the_monitor_of_that_node_alone_looks(tmp_path: Path, clock: ManualClock) -> None:
+    fake = FakeBackend(tmp_path / "state", tmp_path / "rings", clock=clock)
+    await fake.start(spec())
+    folder = tmp_path / "rings" / NODE / BOX
+    assert ["container.json"] == [path.name for path in folder.iterdir()]
+    await fake.stop(NODE, BOX)
+    assert ["container.json", "ended"] == sorted(path.name for path in folder.iterdir())

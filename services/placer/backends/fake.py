@@ -99,7 +99,10 @@ class FakeBackend:
         stop_grace_us: int = 5_000_000,
         capabilities: Capabilities = EVERYTHING,
     ) -> None:
-        """With a ``ring_root`` it writes there what a monitor expects. All placers' clocks must be the machine's."""
+        """With a ``ring_root`` it writes to a folder of each node there what that node's monitor expects.
+
+        All placers' clocks must be the machine's.
+        """
         self.capabilities = capabilities
         self.calls: list[tuple[str, str]] = []
         self.next_error: BackendError | None = None
@@ -130,7 +133,7 @@ class FakeBackend:
         found = self._load(path)
         if found is not None and found.ignore_term and found.seen(self._clock.now_us()).state == "running":
             await self._clock.sleep_us(self._stop_grace_us)
-        self._forget(path, container)
+        self._forget(path)
 
     async def list(self, node: str) -> list[Seen]:
         """See Backend."""
@@ -164,7 +167,7 @@ class FakeBackend:
         path = self._path(node, container)
         found = self._load(path)
         if found is not None and found.seen(self._clock.now_us()).state == "exited":
-            self._forget(path, container)
+            self._forget(path)
 
     def kill(self, node: str, container: str, exit_code: int | None = 137) -> None:
         """What the world does to a container: it ends now, with that code (None: nobody saw it)."""
@@ -189,19 +192,22 @@ class FakeBackend:
             exit_code=behaviour.exit_code,
             ignore_term=behaviour.ignore_term,
         )
-        self._write_labels(spec.labels)
+        self._write_labels(path, spec.labels)
         _write_once(path, record.model_dump_json().encode())
 
-    def _write_labels(self, labels: ContainerLabels) -> None:
-        if self._ring_root is not None:
-            ring = self._ring_root / folder_name(labels.container)
+    def _write_labels(self, path: Path, labels: ContainerLabels) -> None:
+        if (ring := self._ring(path)) is not None:
             ring.mkdir(parents=True, exist_ok=True)
             write_whole(ring / "container.json", labels.to_json())
 
-    def _forget(self, path: Path, container: str) -> None:
+    def _forget(self, path: Path) -> None:
         path.unlink(missing_ok=True)
-        if self._ring_root is not None:
-            mark_ended(self._ring_root / folder_name(container))
+        if (ring := self._ring(path)) is not None:
+            mark_ended(ring)
+
+    def _ring(self, path: Path) -> Path | None:
+        """Each fake node has a ring root of its own, named as its folder of containers."""
+        return self._ring_root / path.parent.name / path.stem if self._ring_root is not None else None
 
     def _called(self, method: str, about: str) -> None:
         self.calls.append((method, about))
