@@ -67,7 +67,6 @@ BEAT, SOON, LIST = "beat", "soon", "list"
 RETRY_COPY_US = 5_000_000
 """When a stored request comes again to a placer that may not decide."""
 LEDGER_CHANGED = (503, "ledger", "another one than at this placer's start", "the same, or one accepted by an operator")
-REFUSED = (500, "(ledger)", "a commit that the server refuses", "one that it takes")
 
 
 class Core:
@@ -192,7 +191,8 @@ class Core:
         if was_written(batch.commit.writes, done):
             self._written(batch, done)
         elif done.outcome == CommitOutcome.REFUSED and len(batch.intents) == 1:
-            self.carrying.carry(batch.intents[0].refused(*REFUSED))
+            found = f"a commit that the server refuses: {done.detail}"
+            self.carrying.carry(batch.intents[0].refused(500, "(ledger)", found, "one that it takes"))
         else:
             for change in done.current:
                 self._take_in(change)
