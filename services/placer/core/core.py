@@ -222,7 +222,7 @@ class Core:
             self.following.heard(change)
             self._take_in(change)
         elif change.bucket == NODES and change.key.startswith("node."):
-            self._facts_changed(decode(change.key.removeprefix("node.")), change.value)
+            self._facts_changed(change)
 
     def _take_in(self, change: KeyChanged) -> None:
         key = self.ledger.observe(change, self.now_us)
@@ -231,10 +231,24 @@ class Core:
         if key.kind == IDENTITY_KEY:
             self._identity_changed()
         elif key.kind == "node":
-            # where a batch in flight has planned on the node, its end puts things right
-            self.cluster.set_reservations(key.name, self.ledger.reservations(key.name))
+            self._node_changed(key.name)
         elif key.kind == "request":
             self._record_changed(key.name)
+
+    def _node_changed(self, node: str) -> None:
+        """Where a batch in flight has planned on the node, its end puts things right. A key that cannot be read says
+        nothing of what is free: nothing is placed there until it can.
+        """
+        self.cluster.set_reservations(node, self.ledger.reservations(node))
+        if self._unreadable(node):
+            self.counters["malformed.reservations"] += 1
+            self.cluster.set_facts(node, None, self.now_us)
+        elif node in self._facts and self.cluster.facts(node) is None:
+            self.cluster.set_facts(node, self._facts[node], self.now_us)
+
+    def _unreadable(self, node: str) -> bool:
+        stored = self.ledger.nodes.get(node)
+        return stored is not None and stored.broken
 
     def _record_changed(self, request_id: str) -> None:
         """What was waiting for this record goes on, and what this placer owns is carried out."""
@@ -247,9 +261,10 @@ class Core:
             self._effects += self.telling.steps(record, self.following.ledger_id)
             self.carrying.pursue(record)
 
-    def _facts_changed(self, node: str, value: bytes | None) -> None:
+    def _facts_changed(self, change: KeyChanged) -> None:
         try:
-            facts = NodeFacts.trusted(value) if value is not None else None
+            node = decode(change.key.removeprefix("node."))
+            facts = NodeFacts.trusted(change.value) if change.value is not None else None
         except FieldError:
             self.counters["malformed.node_facts"] += 1
             return
@@ -259,7 +274,7 @@ class Core:
         known = self._facts.pop(node, None)
         if facts is not None:
             self._facts[node] = facts
-        self.cluster.set_facts(node, facts, self.now_us)
+        self.cluster.set_facts(node, None if self._unreadable(node) else facts, self.now_us)
         if known is None or facts is None or _timeless(known) != _timeless(facts):
             self.leader.something_changed()
 
@@ -279,7 +294,7 @@ class Core:
     def _replayed(self, event: WatchReplayed) -> None:
         if event.bucket == NODES:
             for node in [node for node in self._facts if node_key(node) not in event.keys]:
-                self._facts_changed(node, None)
+                self._facts_changed(KeyChanged(NODES, node_key(node), None, 0))
         if event.bucket != LEDGER:
             return
         self.leases.grant(self.now_us)
@@ -351,7 +366,7 @@ class Core:
         elif request.request_id in self.ledger.records:
             self._effects.append(Ack(event.ack))
         else:
-            self._effects += self.recovery.keep(event, request, self.now_us)
+            self.recovery.keep(event, request, self.now_us)
 
     def _stream_at(self, event: PlaceStreamAt) -> None:
         self._stream_seq = event.seq
@@ -361,7 +376,7 @@ class Core:
         alone = not self.leases.others_alive(self.me, self.now_us)
         for copy in self.recovery.due(self.now_us, lambda seq: alone and seq <= self._stream_seq):
             self.counters["replay.decided"] += 1
-            self.commits.add(Decide(copy.request, ack=copy.ack))
+            self.commits.add(Decide(copy.request, acks=copy.acks))
 
     # --- time ---
 

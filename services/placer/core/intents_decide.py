@@ -24,11 +24,11 @@ from shared.messages import PlaceReply, PlaceRequest, RequestRecord, State
 
 @dataclass(frozen=True)
 class Decide(Intent):
-    """A request, live (with `reply`) or from the stored copies (with `ack`)."""
+    """A request, live (with `reply`) or from the stored copies (with `acks`)."""
 
     request: PlaceRequest
     reply: str = ""
-    ack: int = 0
+    acks: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
@@ -124,7 +124,7 @@ class Decide(Intent):
         return (Reply(self.reply, said), *self._acks())
 
     def _acks(self) -> tuple[Effect, ...]:
-        return (Ack(self.ack),) if self.ack else ()
+        return tuple(map(Ack, self.acks))
 
 
 @dataclass(frozen=True)

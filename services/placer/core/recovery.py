@@ -15,16 +15,20 @@ from shared.messages import PlaceRequest
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A stored request that no key stands for yet."""
+    """A request that is stored, perhaps more than once, and that no key stands for yet."""
 
     request: PlaceRequest
-    ack: int
-    seq: int
     due_us: int
+    tokens: dict[int, int]
+    """By stream sequence: what to acknowledge it with."""
+
+    @property
+    def acks(self) -> tuple[int, ...]:
+        return tuple(self.tokens.values())
 
 
 class Recovery:
-    """Copies by request id. A copy delivered again only brings a new token: its grace goes on."""
+    """Copies by request id. One that is delivered again only brings a new token: its grace goes on."""
 
     def __init__(self, grace_us: int) -> None:
         self._grace_us = grace_us
@@ -41,28 +45,26 @@ class Recovery:
             return "replay.for_now"  # it was a question about a moment that is over
         return None
 
-    def keep(self, message: Received, request: PlaceRequest, now_us: int) -> list[Ack]:
+    def keep(self, message: Received, request: PlaceRequest, now_us: int) -> None:
         """Wait for the grace from now on; another message with the same id is a copy of the same request."""
         assert request.request_id is not None
-        known = self._copies.get(request.request_id)
-        due_us = known.due_us if known else now_us + self._grace_us
-        self._copies[request.request_id] = Copy(request, message.ack, message.seq, due_us)
-        return [Ack(known.ack)] if known and known.seq != message.seq else []
+        new = Copy(request, now_us + self._grace_us, {})
+        self._copies.setdefault(request.request_id, new).tokens[message.seq] = message.ack
 
     def known(self, request_id: str) -> list[Ack]:
         """The ledger has a key for it."""
         copy = self._copies.pop(request_id, None)
-        return [Ack(copy.ack)] if copy else []
+        return [Ack(token) for token in copy.acks] if copy else []
 
     def give_back(self) -> list[Ack]:
         """Let others have them at once."""
-        back = [Ack(copy.ack, delay_us=0) for copy in self._copies.values()]
+        back = [Ack(token, delay_us=0) for copy in self._copies.values() for token in copy.acks]
         self._copies.clear()
         return back
 
     def due(self, now_us: int, at_once: Callable[[int], bool]) -> list[Copy]:
         """Copies to decide here now; `at_once` says by stream sequence which need no grace."""
-        due = [copy for copy in self._copies.values() if copy.due_us <= now_us or at_once(copy.seq)]
+        due = [copy for copy in self._copies.values() if copy.due_us <= now_us or at_once(max(copy.tokens))]
         for copy in due:
             assert copy.request.request_id is not None
             del self._copies[copy.request.request_id]
