@@ -209,3 +209,10 @@ def test_B23_every_task_is_held_by_something_that_outlives_it() -> None:
         and ast.unparse(call.func.value) in {"asyncio", "loop", "asyncio.get_running_loop()"}
     ]
     assert dropped == []
+
+
+def test_every_test_that_the_list_of_cases_names_exists() -> None:
+    text = (ROOT / "docs" / "cases.md").read_text(encoding="utf-8")
+    listed = re.findall(r"`(test_\w+)` \((tests/[\w/]+\.py)\)", text)
+    assert [name for name, path in listed if f"def {name}(" not in (ROOT / path).read_text(encoding="utf-8")] == []
+    assert len(listed) > 60

@@ -455,3 +455,11 @@ def test_a_monitor_speaks_for_its_own_node_alone() -> None:
     it.beat("n1", device("g0"), times=2)
     it.beat("n1", device("g0", healthy=False), subject="rt.metrics.n2")
     assert (it.listed(), it.core.counters["heartbeats_of_another_node"]) == ([("n1", "g0", "guaranteed")], 1)
+
+
+def test_T12_heartbeats_far_apart_are_a_long_period_and_no_skew() -> None:
+    it = Harness()
+    it.beat("n1", device("g0"), times=2, period_us=300 * SECOND, at_us=1)
+    it.wait(290_000_000)
+    it.beat("n1", device("g0"), period_us=300 * SECOND, at_us=2)
+    assert (it.states("n1"), it.listed()[0][2]) == (["joined", "ready"], "guaranteed")

@@ -1,6 +1,7 @@
 """One code path turns a request into what it takes: what is decided on is what is reserved."""
 
 import pytest
+from placer_world import World
 
 from services.placer.core.demand import Demand
 from services.placer.core.records import new_record, reservation_of
@@ -22,3 +23,17 @@ def test_P23_the_ledger_holds_exactly_what_the_decision_took(share: float) -> No
     held = reservation_of(new_record(request, "me", 0), replica)
     assert held == Demand.of(request).reservation("q", 0, 4, ("g",))
     assert held.share_micro == round(share * 1_000_000)
+
+
+def test_P21_a_member_that_was_restarted_counts_once_in_what_is_used() -> None:
+    world = World()
+    world.add_node("n1", devices=2)
+    world.placer("p1")
+    world.pass_time(2)
+    world.place("p1", replicas=2, restart="on_failure", gpu={"share": 0.5})
+    world.end(world.running()[0], 1)
+    world.pass_time(5)
+    held = sorted((r.replica, r.generation, r.share_micro) for r in world.reservations()["n1"])
+    assert len(world.running()) == 2
+    assert [(replica, share) for replica, _, share in held] == [(0, 500_000), (1, 500_000)]
+    assert sum(generation for _, generation, _ in held) == 3, "one of the two is in its second generation"
