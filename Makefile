@@ -35,12 +35,12 @@ demo: $(READY) ## place, run, track and judge real tasks on a real bus, in about
 
 ##@ Prove
 .PHONY: check test test-slow lint types layers docs-check
-check: lint types layers docs-check demo test ## all that must hold before a change lands (what .ci/run runs)
+check: lint types layers docs-check demo test-slow test ## all that must hold before a change lands (what .ci/run runs)
 
 test: $(READY) ## run the tests, all but the slow ones (ARGS="-k name" to choose)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)
 
-test-slow: $(READY) ## run the tests that take more than ten seconds
+test-slow: $(READY) ## run the tests that need minutes: the demo, with each process killed in turn
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 lint: $(READY) ## look for what ruff finds, in form and in content
