@@ -11,6 +11,7 @@ from shared.messages import (
     ClassStanding,
     ContainerRecord,
     DeadlineEvent,
+    Device,
     DeviceFacts,
     DeviceMetrics,
     NodeEvent,
@@ -205,18 +206,5 @@ class NodeView:
         return tuple(self.events) or (self.facts.events if self.facts else ())
 
     def _device_facts(self, device: DeviceMetrics) -> DeviceFacts:
-        return DeviceFacts(
-            uuid=device.uuid,
-            index=device.index,
-            model=device.model,
-            regime=device.regime,
-            slice_us=device.slice_us,
-            switch_us=device.switch_us,
-            group=device.group,
-            healthy=device.healthy,
-            reason=device.reason,
-            memory_mib=device.memory_mib,
-            foreign_share_micro=device.foreign_share_micro,
-            foreign_memory_mib=device.foreign_memory_mib,
-            classes=self.standings.get(device.uuid, {}),
-        )
+        known = {name: getattr(device, name) for name in Device.model_fields}
+        return DeviceFacts(**known, classes=self.standings.get(device.uuid, {}))

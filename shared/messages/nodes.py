@@ -26,8 +26,8 @@ class Measured(Message):
     reason: str | None = None
 
 
-class DeviceMetrics(Message):
-    """One device as its probe sees it. The uuid identifies it, the index is a label."""
+class Device(Message):
+    """One device. The uuid identifies it, the index is a label."""
 
     uuid: Name
     index: int
@@ -40,11 +40,16 @@ class DeviceMetrics(Message):
     reason: str | None = None
     memory_mib: int | None
     """What can be scheduled; None where unknown."""
-    utilisation_ratio: Measured
-    memory_used_mib: Measured
     foreign_share_micro: int | None = 0
     """Device time used by processes of no reservation, in millionths."""
     foreign_memory_mib: int | None = 0
+
+
+class DeviceMetrics(Device):
+    """A device as its probe sees it."""
+
+    utilisation_ratio: Measured
+    memory_used_mib: Measured
 
 
 class ContainerMetrics(Message):
@@ -108,21 +113,9 @@ class ClassStanding(Message):
     unproven: bool = False
 
 
-class DeviceFacts(Message):
+class DeviceFacts(Device):
     """A device as the node list publishes it for placers."""
 
-    uuid: Name
-    index: int
-    model: str
-    regime: Regime
-    slice_us: int | None = None
-    switch_us: int | None = None
-    group: str | None = None
-    healthy: bool
-    reason: str | None = None
-    memory_mib: int | None
-    foreign_share_micro: int | None = 0
-    foreign_memory_mib: int | None = 0
     classes: dict[str, ClassStanding] = Field(default_factory=dict)
 
 
