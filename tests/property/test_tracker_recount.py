@@ -43,7 +43,7 @@ def histories(draw: st.DrawFn) -> list[TaskBatch]:
     return [batch(piece) for piece in pieces] + [batch(pieces[i]) for i in repeats]
 
 
-def recount(history: list[TaskBatch]) -> tuple[dict[str, int], set[int]]:  # noqa: C901, PLR0912 - flat on purpose
+def recount(history: list[TaskBatch]) -> tuple[dict[str, int], set[int]]:
     """The rules of the protocol in their plainest form: one dictionary, no windows, no checkpoints."""
     counts = dict.fromkeys(("met", "missed", "lost", "aborted", "invalid", "late_record"), 0)
     opened: dict[int, tuple[int, bool]] = {}
