@@ -38,6 +38,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--state-dir", type=Path, default=build / "demo", help="made anew; keeps the logs")
     parser.add_argument("--report", type=Path, default=build / "demo.json", help="gets all checks and figures")
     parser.add_argument("--ready-file", type=Path, help="as of laxity up: for those who disturb the demo")
+    parser.add_argument("--go-on-file", type=Path, help="the demo does not end before this file is there")
 
 
 def run(args: Namespace, output: Output) -> Exit:
@@ -48,7 +49,7 @@ def run(args: Namespace, output: Output) -> Exit:
     shutil.rmtree(state_dir, ignore_errors=True)
     state_dir.mkdir(parents=True)
     console = Console(stderr=output.machine, highlight=False)
-    report = asyncio.run(_demo(state_dir, args.ready_file, console))
+    report = asyncio.run(_demo(state_dir, args.ready_file, args.go_on_file, console))
     report["seconds"] = round(time.monotonic() - began_s, 1)
     args.report.parent.mkdir(parents=True, exist_ok=True)
     args.report.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -56,7 +57,7 @@ def run(args: Namespace, output: Output) -> Exit:
     return Exit.OK if report["ok"] else Exit.REFUSED
 
 
-async def _demo(state_dir: Path, ready_file: Path | None, console: Console) -> dict[str, Any]:
+async def _demo(state_dir: Path, ready_file: Path | None, go_on: Path | None, console: Console) -> dict[str, Any]:
     cluster = _Cluster(state_dir, ready_file)
     recorder = Recorder()
     try:
@@ -64,7 +65,7 @@ async def _demo(state_dir: Path, ready_file: Path | None, console: Console) -> d
         url = await cluster.ready()
         async with connected(url) as client, recorder.recording(url):
             async with watching(console, client, recorder) as view:
-                played = await play(client, recorder, view.say)
+                played = await play(client, recorder, view.say, go_on)
             checks = judge(played, recorder)
     finally:
         code, left = await cluster.end()

@@ -40,6 +40,8 @@ JUDGED: Final = 40
 NOISE_STEPS: Final = (12, 12, 12)
 """How many busy neighbours come at once, and how many more where these do not disturb enough."""
 NOISE_STEP_S: Final = 5.0
+DISTURBED_S: Final = 120.0
+"""How long those who disturb the demo may take."""
 LISTED_US: Final = 5_000_000
 """How long the list may take to show what rt_nodes shows: it is asked for, and its service may be starting."""
 _BAD: Final = frozenset({DeviceStanding.AT_RISK, DeviceStanding.EXCLUDED})
@@ -68,8 +70,8 @@ def position(listed: list[ListedDevice], device: str) -> tuple[int, DeviceStandi
     return next(((place, each.standing) for place, each in enumerate(listed, 1) if each.uuid == device), None)
 
 
-async def play(client: Client, recorder: Recorder, say: Say) -> Played:
-    """All acts. What goes wrong in one is for the judging to find."""
+async def play(client: Client, recorder: Recorder, say: Say, go_on: Path | None = None) -> Played:
+    """All acts; the last one waits for the file ``go_on``. What goes wrong in one is for the judging to find."""
     played = Played()
     say("twelve requests, one of them a second time, and a malformed one")
     await _ask_for_all(client, played, say)
@@ -80,6 +82,9 @@ async def play(client: Client, recorder: Recorder, say: Say) -> Played:
     played.before = await _listed_as(client, played.device, frozenset(DeviceStanding) - _BAD)
     say(f"a noisy neighbour that declared nothing, on the core of {VICTIM}")
     await _disturb(client, recorder, played)
+    if go_on is not None:
+        say("those who disturb the demo are waited for")
+        await recorder.until(go_on.exists, DISTURBED_S)
     say("everybody leaves")
     await _leave(client, recorder, played)
     return played
