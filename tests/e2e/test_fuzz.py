@@ -10,12 +10,13 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+import nats.errors
 import pytest
 from nats.aio.client import Client
 
 from tests.e2e.mutations import mutated, sample
 from tests.e2e.processes import Cluster
-from tests.outside import Json, ask, connect, until
+from tests.outside import ask, connect, until
 
 MESSAGES = 10_000
 SEED = int(os.environ.get("LAXITY_FUZZ_SEED", "2026"))
@@ -38,6 +39,8 @@ SUBJECTS = {
     "$KV.rt_ledger.request.fuzz": ("RequestRecord",),
     "$KV.rt_ledger.lease.fuzz": ("Lease",),
 }
+SERVICES = 6
+"""Two placers, two monitors, a tracker, a node-list."""
 REQUESTS = ("rt.place", "rt.confirm", "rt.release", "rt.nodes")
 
 
@@ -85,20 +88,17 @@ async def _flood(client: Client, rng: random.Random) -> dict[str, Any]:
 
 
 async def _quiet(client: Client) -> bool:
-    """All placers answer, with nothing left in their hands."""
-    found: list[Json] = []
-
-    async def heard(message: Any) -> None:
-        found.append(json.loads(message.data))
-
+    """Every service answers, and has nothing left in its hands."""
     inbox = client.new_inbox()
-    sub = await client.subscribe(inbox, cb=heard)
+    sub = await client.subscribe(inbox)
     await client.publish("$SRV.STATS", b"", reply=inbox)
-    await asyncio.sleep(0.5)
-    await sub.unsubscribe()
-    names = Counter(stats["name"] for stats in found)
-    busy = [s["name"] for s in found if s["data"]["inbox"] or s["data"]["outbox"] or s["data"]["health"] != "ok"]
-    return names["placer"] == 2 and names["node-list"] == names["deadline-tracker"] == 1 and not busy
+    try:
+        found = [json.loads((await sub.next_msg(5)).data) for _ in range(SERVICES)]
+    except nats.errors.TimeoutError:
+        return False
+    finally:
+        await sub.unsubscribe()
+    return not [s["name"] for s in found if s["data"]["inbox"] or s["data"]["outbox"] or s["data"]["health"] != "ok"]
 
 
 async def _ledger_holds(client: Client) -> None:

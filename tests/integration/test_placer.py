@@ -15,7 +15,6 @@ from typing import Any
 import nats
 import pytest
 from nats.aio.client import Client
-from placer_world import facts
 
 from shared.bus import Bus
 from shared.messages import LedgerIdentity, NodeReservations, PlaceEvent, RequestRecord
@@ -24,6 +23,7 @@ from shared.subjects import LEDGER, NODES, node_key, request_key
 from shared.testing.nats_server import NatsServer
 from shared.testing.service_process import ServiceProcess
 from shared.testing.wait import eventually, until
+from tests.placer_world import facts
 
 
 class Cluster:

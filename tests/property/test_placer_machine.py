@@ -12,10 +12,10 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from placer_world import SECOND, WALL, World, request
 
 from shared.effects import Commit, Disconnected, Received, Reconnected, Tick
 from shared.messages import ConfirmRequest, PlaceRequest, ReleaseRequest, State
+from tests.placer_world import SECOND, WALL, World, request
 
 MOST_PLACERS = 3
 IDS = st.sampled_from(["a", "b", "c", "d", "e", "f"])

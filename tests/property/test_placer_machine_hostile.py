@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from placer_world import World, request
 
 from shared.effects import KeyChanged
 from shared.subjects import LEDGER, NODES
+from tests.placer_world import World, request
 
 KEYS = st.sampled_from(
     [

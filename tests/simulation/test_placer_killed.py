@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from placer_world import SECOND, WALL, World, request
 
 from shared.effects import Received
 from shared.messages import ConfirmRequest, PlaceRequest, ReleaseRequest
+from tests.placer_world import SECOND, WALL, World, request
 
 
 @dataclass

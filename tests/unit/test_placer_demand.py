@@ -1,11 +1,11 @@
 """One code path turns a request into what it takes: what is decided on is what is reserved."""
 
 import pytest
-from placer_world import World
 
 from services.placer.core.demand import Demand
 from services.placer.core.records import new_record, reservation_of
 from shared.messages import Gpu, PlaceRequest, Realtime, ReplicaRecord, State
+from tests.placer_world import World
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.15, 1 / 3, 0.0625, 0.000001, 0.1 + 0.2])

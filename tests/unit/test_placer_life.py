@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from placer_world import SECOND, SUBJECTS, WALL, World, request
 
 from services.placer.core.containers import Start
 from shared.messages import ReleaseRequest, State
+from tests.placer_world import SECOND, SUBJECTS, WALL, World, request
 
 
 @pytest.fixture

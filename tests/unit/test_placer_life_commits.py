@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from placer_world import World, request
 
 from services.placer.core.cluster import Cluster
 from services.placer.core.commits import MOST_CONFLICTS
@@ -14,6 +13,7 @@ from shared.errors import FieldError
 from shared.messages import RequestRecord, State
 from shared.subjects import LEDGER
 from shared.testing.ledger import MemoryLedger
+from tests.placer_world import World, request
 
 
 @pytest.fixture

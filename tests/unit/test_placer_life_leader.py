@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from placer_world import SECOND, WALL, World, request
-
 from services.placer.core.containers import PlaceStreamAt
 from services.placer.core.leases import Leases
 from services.placer.core.ledger import LEADER, Ledger
@@ -11,6 +9,7 @@ from services.placer.core.recovery import Recovery
 from shared.effects import Commit, Disconnected, KeyChanged, Received, Reconnected, Tick
 from shared.messages import Lease, PlaceRequest, State
 from shared.subjects import LEDGER, lease_key
+from tests.placer_world import SECOND, WALL, World, request
 
 
 def two_placers() -> World:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from placer_world import SUBJECTS, Box, World, request
 
 from services.placer.core.containers import Found, Listed
 from services.placer.core.records import never_asked
@@ -16,6 +15,7 @@ from shared.messages import (
     State,
     container_name,
 )
+from tests.placer_world import SUBJECTS, Box, World, request
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from placer_world import SECOND, WALL, World, request
 
 from services.placer.core.containers import Start
 from services.placer.core.intents import Rules
 from shared.effects import Received, Tick
 from shared.messages import ConfirmRequest, Reservation, State
+from tests.placer_world import SECOND, WALL, World, request
 
 
 @pytest.fixture
