@@ -98,16 +98,19 @@ class Listening:
 
 
 class _Client(Client):
-    """The client with two faults mended.
+    """The client with three faults mended.
 
-    It waits for a dead link to take its last bytes before it looks for a new one; and an attempt to connect that
-    fails in the moment in which it is cancelled (asyncio.wait_for of Python 3.11) goes on for ever after ``close``.
+    It waits for a dead link to take its last bytes before it looks for a new one; an attempt to connect that fails
+    in the moment in which it is cancelled (asyncio.wait_for of Python 3.11) goes on for ever after ``close``; and
+    ``close`` writes to a link that is gone, which the transports of Python 3.12 answer with a TypeError.
     """
 
     ended = False
 
     async def close(self) -> None:
         self.ended = True
+        if not self.is_connected:
+            self._pending, self._pending_data_size = [], 0
         await super().close()
 
     async def _attempt_reconnect(self) -> None:

@@ -143,7 +143,8 @@ def pairs(read: RingRead) -> list[tuple[str, int]]:
 
 def test_a_fork_while_other_threads_write_leaves_no_lock_behind(start: Start, directory: RingDirectory) -> None:
     program = """
-import os, threading, laxity
+import os, threading, warnings, laxity
+warnings.simplefilter("ignore", DeprecationWarning)  # of 3.12: that fork and threads do not go together is the point
 stop = threading.Event()
 def work():
     while not stop.is_set():
