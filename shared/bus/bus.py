@@ -9,6 +9,7 @@ from typing import NoReturn, Self
 
 from shared.bus.atomic import Commits, value_of
 from shared.bus.connection import Connection, Handler, Listener, Listening, Msg, NoResponders
+from shared.bus.credentials import credentials
 from shared.bus.follow import Follow, StoredHandler, Told, Watch
 from shared.bus.jetstream import JetStream, Stored, StoredMsg
 from shared.bus.pull import Acks, Pull
@@ -43,10 +44,13 @@ class Bus:
         told: Told | None = None,
         clock: Clock | None = None,
     ) -> Self:
-        """Connect to the server of ``settings``, trying until it succeeds: scope it with asyncio.timeout."""
+        """Connect to the server of ``settings``, trying until it succeeds: scope it with asyncio.timeout.
+
+        Raises FieldError where a seed, certificate or key cannot be used.
+        """
         clock = clock or SystemClock()
         connection = Connection(listener, clock)
-        await connection.open(settings.nats_url, name, settings.ping_interval_us)
+        await connection.open(settings.nats_url, name, settings.ping_interval_us, credentials(settings))
         return cls(settings, connection, clock, told)
 
     async def close(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import re
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,8 +21,9 @@ from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg as ClientMsg
 from nats.aio.subscription import Subscription
 
+from shared.bus.credentials import Credentials
 from shared.clock import Clock, SystemClock
-from shared.errors import BusError, OutcomeUnknownError, TooLargeError
+from shared.errors import BusError, OutcomeUnknownError, RefusedError, TooLargeError
 from shared.log import logger
 
 MAX_OUTSTANDING_PINGS = 2
@@ -38,6 +40,7 @@ PENDING_MESSAGES = 65_536
 PENDING_BYTES = 64 * 1024 * 1024
 """What a subscription may be behind before the client drops its newest messages as a slow consumer."""
 
+_REFUSED = re.compile(r'permissions violation for publish to "([^"]*)"')
 _STATUS = "Status"  # under these two names the client files the inline status of a message
 _DESCRIPTION = "Description"
 
@@ -142,15 +145,17 @@ class Connection:
         self._held: deque[tuple[str, bytes, str, Mapping[str, str] | None]] = deque()
         self._held_bytes = 0
         self._inbox = ""
-        self._waiting: dict[str, asyncio.Future[Msg]] = {}
+        self._waiting: dict[str, tuple[str, asyncio.Future[Msg]]] = {}
         self._tokens = itertools.count(1)
 
     # --- life ---
 
-    async def open(self, url: str, name: str, ping_interval_us: int) -> None:
+    async def open(
+        self, url: str, name: str, ping_interval_us: int, credentials: Credentials | None = None
+    ) -> None:
         """Connect, trying until it succeeds: the caller scopes the time. Reconnects for ever afterwards."""
         try:
-            await self._connect(url, name, ping_interval_us)
+            await self._connect(url, name, ping_interval_us, credentials or Credentials())
         except BaseException:
             await self.close()
             raise
@@ -158,7 +163,7 @@ class Connection:
         self._up.set()
         await self.subscribe(f"{self._inbox}.*", self._on_answer)
 
-    async def _connect(self, url: str, name: str, ping_interval_us: int) -> None:
+    async def _connect(self, url: str, name: str, ping_interval_us: int, credentials: Credentials) -> None:
         await self._client.connect(
             servers=[part.strip() for part in url.split(",")],
             name=name,
@@ -173,6 +178,9 @@ class Connection:
             max_outstanding_pings=MAX_OUTSTANDING_PINGS,
             pending_size=CLIENT_BUFFER_BYTES,
             flush_timeout=CONNECT_TIMEOUT_S,
+            nkeys_seed=credentials.seed_file,
+            inbox_prefix=credentials.inbox_prefix,
+            tls=credentials.tls,
         )
 
     async def close(self) -> None:
@@ -229,7 +237,19 @@ class Connection:
             self._listener(LinkEvent("slow_consumer", error.subject))
             return
         self.counters["errors"] += 1
+        if isinstance(error, nats.errors.AuthorizationError) or "permissions violation" in str(error):
+            self._on_refused(str(error))
+            return
         self._log.debug("client error", error=str(error) or type(error).__name__)
+
+    def _on_refused(self, error: str) -> None:
+        """The server will not have it from our user: whoever waits for that subject is told at once."""
+        self._log.warning("refused by the server", error=error)
+        said = _REFUSED.search(error)
+        for subject, answer in list(self._waiting.values()):
+            # the client has made its letters small
+            if said and subject.lower() == said[1] and not answer.done():
+                answer.set_exception(RefusedError(f"not allowed to publish on {subject}"))
 
     # --- hearing ---
 
@@ -325,7 +345,7 @@ class Connection:
         token = str(next(self._tokens))
         answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(lambda _: self._waiting.pop(token, None))
-        self._waiting[token] = answer
+        self._waiting[token] = (subject, answer)
         try:
             await self._send(subject, body, f"{self._inbox}.{token}", headers)
         except BaseException:
@@ -338,13 +358,13 @@ class Connection:
         await self.request(f"{self._inbox}.nobody.listens.here", b"", CONNECT_TIMEOUT_S * 1_000_000)
 
     async def _on_answer(self, msg: Msg) -> None:
-        waiting = self._waiting.get(msg.subject.rpartition(".")[2])
-        if waiting is not None and not waiting.done():
-            waiting.set_result(msg)
+        _, answer = self._waiting.get(msg.subject.rpartition(".")[2], ("", None))
+        if answer is not None and not answer.done():
+            answer.set_result(msg)
 
     def _fail_waiting(self, why: str) -> None:
         waiting, self._waiting = self._waiting, {}
-        for answer in waiting.values():
+        for _, answer in waiting.values():
             if not answer.done():
                 answer.set_exception(OutcomeUnknownError(why))
 

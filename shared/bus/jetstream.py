@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shared.bus.connection import Connection, Msg, NoResponders
-from shared.errors import BusError, NoStreamError, OutcomeUnknownError
+from shared.errors import BusError, NoStreamError, OutcomeUnknownError, RefusedError
 from shared.log import logger
 from shared.streams import StreamSpec
 
@@ -129,6 +129,8 @@ class JetStream:
     async def _ensure_one(self, spec: StreamSpec) -> None:
         try:
             found = await self.info(spec.name)
+        except RefusedError:
+            return  # not ours to look at: who only publishes or asks finds the stream there, or tries again
         except ApiError as error:
             if error.code != STREAM_NOT_FOUND:
                 raise
@@ -137,7 +139,13 @@ class JetStream:
         if config["subjects"] != spec.config["subjects"]:
             raise ForeignStreamError(f"{spec.name}: holds {config['subjects']}, needed {spec.config['subjects']}")
         if changes := missing(spec.config, config):
-            await self.call(f"STREAM.UPDATE.{spec.name}", config | changes)
+            await self._update(spec, config | changes)
+
+    async def _update(self, spec: StreamSpec, config: Mapping[str, Any]) -> None:
+        try:
+            await self.call(f"STREAM.UPDATE.{spec.name}", config)
+        except RefusedError as error:  # another service's work: one that makes no streams takes them as they are
+            self._log.info("stream kept as it is", stream=spec.name, error=str(error))
 
     async def _create(self, spec: StreamSpec) -> dict[str, Any]:
         try:
