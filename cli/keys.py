@@ -57,8 +57,8 @@ def make(
 
 def _known(folder: Path, kind: str, given: Sequence[str]) -> list[str]:
     """The names of one kind of user: those given, and those that have a seed already."""
-    earlier = [decode(path.name.removeprefix(kind).removesuffix(SEED)) for path in sorted(folder.glob(f"{kind}*{SEED}"))]
-    return list(dict.fromkeys([*earlier, *given]))
+    tokens = [path.name.removeprefix(kind).removesuffix(SEED) for path in sorted(folder.glob(f"{kind}*{SEED}"))]
+    return list(dict.fromkeys([*map(decode, tokens), *given]))
 
 
 def seed_file(folder: Path, user: User) -> Path:
@@ -70,7 +70,7 @@ def public_key(path: Path) -> str:
     try:
         return str(nkeys.from_seed(bytearray(path.read_bytes().strip())).public_key.decode())
     except (nkeys.NkeysError, ValueError, OSError):
-        raise CommandError(f"{path} holds no seed: put the right one back, or remove it to get a new key", Exit.USAGE) from None
+        raise CommandError(f"{path} holds no seed: remove it to get a new key", Exit.USAGE) from None
 
 
 def _has_new_seed(path: Path, renew: bool) -> bool:
@@ -88,8 +88,6 @@ def _write(path: Path, text: str, mode: int) -> None:
     """Whole or not at all, and never for a moment with a wider mode than asked."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.unlink(missing_ok=True)
-    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="ascii") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    beside.touch(mode, exist_ok=False)
+    beside.write_text(text, encoding="ascii")
     beside.replace(path)

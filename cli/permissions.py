@@ -71,7 +71,7 @@ class Rules:
 
     def placer(self) -> User:
         says = (f"{self.prefix}.events.place.>", self._key(LEDGER), *self._reads(LEDGER, NODES))
-        says += (*self._works(PLACE_STREAM, "placer"), *self._makes_streams())
+        says = (*says, *self._works(PLACE_STREAM, "placer"), *self._makes_streams())
         hears = tuple(f"{self.prefix}.{word}" for word in ("place", "confirm", "release"))
         return self._service("placer", "decides; keeps the ledger; makes and mends the streams", says, hears)
 
@@ -95,8 +95,8 @@ class Rules:
     def monitor(self, token: str) -> User:
         """The monitor of one node, whose name is ``token`` in subjects."""
         name = f"monitor-{token}"
-        says = (f"{self.prefix}.metrics.{token}", f"{self.prefix}.events.task.{token}")
-        says += (f"{self.prefix}.events.bus.monitor", "_R_.>", self._inbox(name))
+        own = (f"{self.prefix}.metrics.{token}", f"{self.prefix}.events.task.{token}", self._last_batch(token))
+        says = (*own, f"{self.prefix}.events.bus.monitor", "_R_.>", self._inbox(name))
         return User(name, MONITORS, "speaks for its own node", says, (*_asked_of("monitor"), self._inbox(name)))
 
     def client(self, name: str) -> User:
@@ -113,7 +113,7 @@ class Rules:
         to_clients += [Shared(subject, CORE, CLIENTS, "many") for subject in ("$SRV.PING", "$SRV.PING.*")]
         to_clients += [Shared(subject, CORE, CLIENTS, "many") for subject in self._history()]
         to_clients += [Shared(f"{prefix}.events.>", CORE, CLIENTS, "stream")]
-        said = (f"{prefix}.metrics.*", f"{prefix}.events.task.*", f"{prefix}.events.bus.monitor")
+        said = (f"{prefix}.metrics.*", f"{prefix}.events.task.*", f"{prefix}.events.bus.monitor", self._last_batch("*"))
         to_monitors = [Shared(subject, CORE, MONITORS) for subject in said]
         from_monitors = [Shared(subject, MONITORS, CORE, "many") for subject in _asked_of("monitor")]
         return (*to_clients, *to_monitors, *from_monitors)
@@ -137,6 +137,10 @@ class Rules:
     def _history(self) -> tuple[str, ...]:
         """Reading events without a consumer, which could be told to deliver anywhere."""
         return (f"$JS.API.DIRECT.GET.{named(EVENTS_STREAM, self.prefix)}",)
+
+    def _last_batch(self, token: str) -> str:
+        """Reading the last task events of one node."""
+        return f"$JS.API.DIRECT.GET.{named(EVENTS_STREAM, self.prefix)}.{self.prefix}.events.task.{token}"
 
     def _reads(self, *names: str) -> tuple[str, ...]:
         """Following streams and buckets, and reading single keys."""

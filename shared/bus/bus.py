@@ -118,6 +118,10 @@ class Bus:
         """The last event of a full subject."""
         return await self._js.last(named(EVENTS_STREAM, self.settings.prefix), subject)
 
+    async def history(self, stream: str, subject: str, start_seq: int = 1) -> list[StoredMsg]:
+        """All that a stream holds on a full subject from ``start_seq`` on, in order; raises BusError."""
+        return await self._js.history(named(stream, self.settings.prefix), subject, start_seq)
+
     async def follow(self, stream: str, subject: str, start_seq: int, handler: StoredHandler) -> NoReturn:
         """Deliver a stream in order from ``start_seq`` (0: only what is new) until cancelled; nothing ends it else."""
         name = named(stream, self.settings.prefix)

@@ -150,9 +150,7 @@ class Connection:
 
     # --- life ---
 
-    async def open(
-        self, url: str, name: str, ping_interval_us: int, credentials: Credentials | None = None
-    ) -> None:
+    async def open(self, url: str, name: str, ping_interval_us: int, credentials: Credentials | None = None) -> None:
         """Connect, trying until it succeeds: the caller scopes the time. Reconnects for ever afterwards."""
         try:
             await self._connect(url, name, ping_interval_us, credentials or Credentials())
@@ -244,12 +242,13 @@ class Connection:
 
     def _on_refused(self, error: str) -> None:
         """The server will not have it from our user: whoever waits for that subject is told at once."""
-        self._log.warning("refused by the server", error=error)
         said = _REFUSED.search(error)
-        for subject, answer in list(self._waiting.values()):
-            # the client has made its letters small
-            if said and subject.lower() == said[1] and not answer.done():
-                answer.set_exception(RefusedError(f"not allowed to publish on {subject}"))
+        # the client has made its letters small
+        asked = [(s, a) for s, a in self._waiting.values() if said and s.lower() == said[1] and not a.done()]
+        for subject, answer in asked:
+            answer.set_exception(RefusedError(f"not allowed to publish on {subject}"))
+        if not asked:
+            self._log.warning("refused by the server", error=error)
 
     # --- hearing ---
 
