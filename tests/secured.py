@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import nats
+import nats.errors
 from nats.aio.client import Client
 
 from cli.keys import make
@@ -54,3 +56,12 @@ async def connect(url: str, keys: Path, user: str, refused: list[str] | None = N
 
     seed, prefix = str(keys / f"{user}.nk"), inbox or f"_INBOX.{user}"
     return await nats.connect(url, nkeys_seed=seed, inbox_prefix=prefix, error_cb=on_error)
+
+
+async def settled(client: Client) -> None:
+    """Returns once the server has taken all that was said, and everything it says of that is here.
+
+    Unlike the client's own flush, which an answer to an earlier ping may end.
+    """
+    with contextlib.suppress(nats.errors.NoRespondersError):
+        await client.request(client.new_inbox(), b"", timeout=10)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import re
@@ -20,10 +19,12 @@ from nats.aio.client import Client
 from cli.keys import make
 from cli.main import main
 from cli.permissions import Rules
+from shared.bus import Bus
 from shared.messages import TaskEventKind
+from shared.settings import ServiceSettings
 from shared.testing.nats_server import NatsServer
 from tests.outside import ask, until, value
-from tests.secured import OTHER_NODE, SecuredCluster, connect, secured_server
+from tests.secured import OTHER_NODE, SecuredCluster, connect, secured_server, settled
 from tests.unit.test_tracker_core import batch, row
 
 NODES, CLIENTS = ["fake-0", OTHER_NODE], ["second"]
@@ -86,7 +87,7 @@ async def test_what_a_user_may_not_say_is_refused_and_what_it_may_is_not(bare: t
     client = await connect(*bare, name, refused)
     for subject in SAID:
         await client.publish(subject, b"")
-    await client.flush()
+    await settled(client)
     await client.close()
     may = {subject for subject in SAID if any(matches(subject, allowed) for allowed in USERS[name].publish)}
     assert {subject.lower() for subject in SAID - may} == said("publish", refused)
@@ -99,7 +100,7 @@ async def test_what_a_user_may_not_hear_is_refused_and_what_it_may_is_not(bare: 
     client = await connect(*bare, name, refused)
     for subject in HEARD:
         await client.subscribe(subject)
-    await client.flush()
+    await settled(client)
     await client.close()
     may = {subject for subject in HEARD if any(matches(subject, allowed) for allowed in USERS[name].subscribe)}
     assert {subject.lower() for subject in HEARD - may} == said("subscription", refused)
@@ -111,12 +112,18 @@ async def test_nobody_connects_without_a_key_or_with_one_that_the_server_does_no
 ) -> None:
     url, _ = bare
     make(tmp_path / "others", Rules(), [], [])
-    for seed in (None, str(tmp_path / "others" / "client.nk")):
-        with pytest.raises(nats.errors.NoServersError):
-            await nats.connect(url, nkeys_seed=seed, allow_reconnect=False, error_cb=_ignored)
+    assert [False, False] == [await opens(url, seed) for seed in (None, tmp_path / "others" / "client.nk")]
 
 
-async def _ignored(_: Exception) -> None: ...
+async def opens(url: str, seed: Path | None) -> bool:
+    """Whether the server takes a connection with this key, within the time that a refusal takes and more."""
+    try:
+        async with asyncio.timeout(1):
+            bus = await Bus.connect(ServiceSettings(nats_url=url, nats_seed_file=seed))
+    except TimeoutError:
+        return False
+    await bus.close()
+    return True
 
 
 async def test_a_rotated_key_is_the_only_one_that_opens_and_nobody_else_notices(tmp_path: Path) -> None:
@@ -124,21 +131,17 @@ async def test_a_rotated_key_is_the_only_one_that_opens_and_nobody_else_notices(
     with server:
         old, other = tmp_path / "old", await connect(server.url, keys, "placer")
         old.mkdir(mode=0o700)
-        (old / "client.nk").write_bytes((keys / "client.nk").read_bytes())
+        (keys / "client.nk").rename(old / "client.nk")
+        (keys / "client.nk").write_bytes((old / "client.nk").read_bytes())
+        (keys / "client.nk").chmod(0o600)
         make(keys, Rules(), [], [], ["client"])
         os.kill(server.pid, signal.SIGHUP)
 
-        async def opens(folder: Path) -> bool:
-            with contextlib.suppress(nats.errors.Error):
-                seed = str(folder / "client.nk")
-                await (
-                    await nats.connect(server.url, nkeys_seed=seed, allow_reconnect=False, error_cb=_ignored)
-                ).close()
-                return True
-            return False
+        async def renewed() -> bool:
+            return await opens(server.url, keys / "client.nk")
 
-        await until(lambda: opens(keys), "the new key")
-        assert not await opens(old)
+        await until(renewed, "the new key")
+        assert not await opens(server.url, old / "client.nk")
         assert (True, 0) == (other.is_connected, other.stats["reconnects"])
         await other.close()
 
@@ -219,7 +222,7 @@ async def test_a_monitors_tasks_are_judged_and_the_verdict_comes_to_a_client(out
     client, monitor = await outside.of("client"), await outside.of(ELSE)
     verdicts: asyncio.Queue[Any] = asyncio.Queue()
     await client.subscribe("rt.events.deadline.>", cb=verdicts.put)
-    await client.flush()
+    await settled(client)
     rows = [row(TaskEventKind.BEGIN, 1), row(TaskEventKind.OVERDUE, 1)]
     body = batch(rows).model_copy(update={"node": OTHER_NODE}).to_json()
     stored = json.loads((await monitor.request("rt.events.task.else=2Ewhere", body)).data)
@@ -272,10 +275,10 @@ async def test_a_forged_message_reaches_nobody(outside: Outside, name: str, subj
             heard.append(msg.subject)
 
     await operator.subscribe("rt.>", cb=hear)
-    await operator.flush()
+    await settled(operator)
     await forger.publish(subject, b'"forged"')
-    await forger.flush()
-    await operator.flush()
+    await settled(forger)
+    await settled(operator)
     assert ({subject.lower()}, []) == (said("publish", outside.refused), heard)
     for bucket in ("rt_ledger", "rt_nodes", "rt_deadlines"):
         assert set() == {key for key in await keys_of(operator, bucket) if "forged" in key}
@@ -306,7 +309,6 @@ TRICKS = [
     (ELSE, "rt.events.task.else=2Ewhere", b"{}"),
     (ELSE, "$JS.API.DIRECT.GET.RT_EVENTS.rt.events.task.else=2Ewhere", b""),
     ("operator", "$SRV.PING.placer", b""),
-    ("operator", "$SRV.STATS", b""),
 ]
 
 
@@ -324,7 +326,7 @@ async def test_no_answer_goes_where_its_asker_may_not_publish(
 
     for watched in ("rt.metrics.fake-0", "rt.events.task.fake-0"):
         await operator.subscribe(watched, cb=hear)
-    await operator.flush()
+    await settled(operator)
     for reply in (
         "$KV.rt_ledger.request.trick",
         "$KV.rt_nodes.node.trick",
@@ -332,9 +334,8 @@ async def test_no_answer_goes_where_its_asker_may_not_publish(
         "rt.events.task.fake-0",
     ):
         await asker.publish(subject, body, reply=reply)
-    await asker.flush()
-    await ask(operator, "rt.nodes", {})  # through the services and back
-    await asyncio.sleep(0)
+    await settled(asker)
+    await ask(operator, "rt.nodes", {})  # through a service and back
     assert [] == heard
     for bucket in ("rt_ledger", "rt_nodes"):
         assert set() == {key for key in await keys_of(operator, bucket) if "trick" in key}
@@ -380,5 +381,5 @@ def test_the_command_works_with_a_clients_key_and_with_the_operators(
     assert "not allowed to publish on $JS.API" in capsys.readouterr().err
     monkeypatch.setenv("LAXITY_NATS_SEED_FILE", str(cluster.keys / "operator.nk"))
     assert 0 == main(["status", "-o", "json"])
-    assert 0 == main(["ledger", "accept", "0123abcd", "-o", "json"])
+    assert 0 == main(["ledger", "accept", "0123abcd"])
     assert 0 == main(["explain", "typed"])

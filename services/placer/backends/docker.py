@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import json
 import shutil
 import ssl
 from collections import defaultdict
@@ -319,7 +318,7 @@ class DockerBackend:
                 return
             async with engine.stream("POST", "images/create", params, headers) as lines:
                 while line := await engine.line(lines, self._options.pull_idle_us):
-                    if (error := json.loads(line).get("error")) is not None:
+                    if (error := told.line_of(line).get("error")) is not None:
                         raise BackendError(f"image {image} cannot be pulled: {clip(error, LONGEST_REASON)}")
                 if line is None:
                     raise BackendError(f"image {image} cannot be pulled: no progress")
@@ -415,8 +414,8 @@ class DockerBackend:
         except NoAnswerError:  # of the wait: it has not ended
             return
 
-    async def _entries(self, engine: Engine, **more: builtins.list[str]) -> builtins.list[dict[str, Any]]:
-        params = {"all": True, "filters": told.filters(self._options.scope, **more)}
+    async def _entries(self, engine: Engine) -> builtins.list[dict[str, Any]]:
+        params = {"all": True, "filters": told.filters(self._options.scope)}
         entries: list[dict[str, Any]] = await engine.ask("GET", "containers/json", params=params)
         return entries
 
@@ -441,18 +440,28 @@ class DockerBackend:
         while True:
             with suppress(BackendError):
                 async with engine.stream("GET", "events", params) as lines:
-                    while True:
-                        await self._post_ends(engine, posted, post)
-                        if await engine.line(lines, self._options.rescan_us) == b"":
-                            break
+                    await self._post_ends(engine, posted, post)
+                    while (line := await engine.line(lines, self._options.rescan_us)) != b"":
+                        if line is None or (ended := told.line_of(line).get("id")) is None:
+                            await self._post_ends(engine, posted, post)
+                        else:
+                            await self._post_end(engine, ended, posted, post)
             await self._clock.sleep_us(RESUBSCRIBE_US)
 
     async def _post_ends(self, engine: Engine, posted: set[str], post: Callable[[Seen], None]) -> None:
-        """Post what ended and was not posted. An id is one start: engines do not restart what we made (case D13)."""
-        ended = {entry["Id"]: entry for entry in await self._entries(engine, status=["exited", "dead"])}
-        posted.intersection_update(ended)
-        for container_id in ended.keys() - posted:
-            seen = await self._look(engine, ended[container_id])
-            posted.add(container_id)
-            if seen is not None:
-                post(seen)
+        """Post what has ended, of all that there is."""
+        entries = await self._entries(engine)
+        posted.intersection_update(entry["Id"] for entry in entries)
+        for entry in entries:
+            if entry["State"] in {"exited", "dead"}:
+                await self._post_end(engine, entry["Id"], posted, post)
+
+    async def _post_end(self, engine: Engine, ended: str, posted: set[str], post: Callable[[Seen], None]) -> None:
+        """Post it unless it was posted. An id is one start: engines do not restart what we made (case D13).
+
+        Inspected, since the engine's list shows an end only some time after the event that tells of it.
+        """
+        if ended in posted or (found := await engine.inspect(ended)) is None or told.runs(found):
+            return
+        posted.add(ended)
+        post(told.seen_of(found, self._options.scope))

@@ -167,7 +167,7 @@ def _secret(variable: str, reference: Secret, folder: Path | None) -> str:
     name = reference.secret
     if folder is None:
         raise BackendError(f"env {variable} refers to a secret, and this cluster has none")
-    path = (folder / name).resolve()
+    path = (folder / name.replace("\x00", "")).resolve()
     if "\x00" in name or not path.is_relative_to(folder.resolve()):
         raise BackendError(f"env {variable}: found secret {clip(name)}, allowed: a name below the folder of secrets")
     try:
@@ -192,6 +192,16 @@ def registry_auth(image: str, auth_file: Path | None) -> dict[str, str]:
         return {}
     content = json.dumps({"username": user, "password": password, "serveraddress": host})
     return {"X-Registry-Auth": base64.urlsafe_b64encode(content.encode()).decode()}
+
+
+def line_of(line: bytes) -> dict[str, str]:
+    """What a line of a stream says, of its words only; nothing where the stream was cut within the line."""
+    try:
+        content = json.loads(line)
+    except ValueError:
+        return {}
+    words = content.items() if isinstance(content, dict) else ()
+    return {word: said for word, said in words if isinstance(said, str)}
 
 
 def labels_of(labels: dict[str, str] | None, scope: str) -> ContainerLabels | None:
