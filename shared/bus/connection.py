@@ -11,10 +11,11 @@ import asyncio
 import contextlib
 import itertools
 import re
+import ssl
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import nats.errors
 from nats.aio.client import Client, Srv
@@ -100,6 +101,14 @@ class Listening:
             await self._subscription.unsubscribe()
 
 
+class PlainServerError(nats.errors.Error):
+    """The server does not encrypt where we insist on it."""
+
+
+_HOPELESS = (nats.errors.AuthorizationError, PlainServerError, ssl.SSLError)
+"""What trying again does not mend, unless somebody changes something."""
+
+
 class _Client(Client):
     """The client with two faults mended.
 
@@ -108,6 +117,8 @@ class _Client(Client):
     """
 
     ended = False
+    encrypted = False
+    """Whether a server that does not encrypt is refused: the client would go on in the clear."""
 
     async def close(self) -> None:
         self.ended = True
@@ -122,6 +133,11 @@ class _Client(Client):
             raise asyncio.CancelledError
         self._abort()  # also the socket of an attempt that got no further, which the client forgets
         await super()._connect_to_server(s)
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection and self.encrypted and not info.get("tls_required"):
+            raise PlainServerError("nats: the server does not encrypt, and our settings ask for it")
+        await super()._process_info(info, initial_connection)
 
     def _abort(self) -> None:
         writer = getattr(self._transport, "_io_writer", None)
@@ -145,6 +161,7 @@ class Connection:
         self._held: deque[tuple[str, bytes, str, Mapping[str, str] | None]] = deque()
         self._held_bytes = 0
         self._inbox = ""
+        self._told = ""
         self._waiting: dict[str, tuple[str, asyncio.Future[Msg]]] = {}
         self._tokens = itertools.count(1)
 
@@ -162,8 +179,10 @@ class Connection:
         await self.subscribe(f"{self._inbox}.*", self._on_answer)
 
     async def _connect(self, url: str, name: str, ping_interval_us: int, credentials: Credentials) -> None:
+        servers = [part.strip() for part in url.split(",")]
+        self._client.encrypted = credentials.tls is not None or any(one.startswith("tls://") for one in servers)
         await self._client.connect(
-            servers=[part.strip() for part in url.split(",")],
+            servers=servers,
             name=name,
             error_cb=self._on_error,
             disconnected_cb=self._on_lost,
@@ -235,10 +254,14 @@ class Connection:
             self._listener(LinkEvent("slow_consumer", error.subject))
             return
         self.counters["errors"] += 1
-        if isinstance(error, nats.errors.AuthorizationError) or "permissions violation" in str(error):
-            self._on_refused(str(error))
-            return
-        self._log.debug("client error", error=str(error) or type(error).__name__)
+        text = str(error) or type(error).__name__
+        if "permissions violation" in text:
+            self._on_refused(text)
+        elif isinstance(error, _HOPELESS) and text != self._told:
+            self._told = text  # once, not at each attempt
+            self._log.warning("the server is not for us", error=text)
+        else:
+            self._log.debug("client error", error=text)
 
     def _on_refused(self, error: str) -> None:
         """The server will not have it from our user: whoever waits for that subject is told at once."""

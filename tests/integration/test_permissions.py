@@ -284,6 +284,67 @@ async def test_a_forged_message_reaches_nobody(outside: Outside, name: str, subj
         assert set() == {key for key in await keys_of(operator, bucket) if "forged" in key}
 
 
+STREAMS = [
+    *[
+        (name, f"STREAM.{verb}")
+        for name in ("client", ELSE)
+        for verb in ("INFO.RT_EVENTS", "NAMES", "MSG.GET.RT_PLACE")
+    ],
+    *[(name, "CONSUMER.CREATE.RT_EVENTS.theirs") for name in ("client", ELSE, "placer")],
+    *[(name, "STREAM.CREATE.THEIRS") for name in USERS if name != "operator"],
+    *[(name, "STREAM.UPDATE.RT_EVENTS") for name in USERS if name not in {"operator", "placer"}],
+    *[(name, f"STREAM.{verb}.RT_EVENTS") for name in USERS if name != "operator" for verb in ("DELETE", "PURGE")],
+    *[(name, "STREAM.PURGE.KV_rt_ledger") for name in USERS if name != "operator"],
+    *[(name, "STREAM.MSG.DELETE.RT_EVENTS") for name in USERS if name != "operator"],
+    *[(name, "CONSUMER.DELETE.RT_PLACE.placer") for name in USERS if name != "operator"],
+    *[(name, "STREAM.MSG.GET.KV_rt_ledger") for name in ("client", ELSE, "deadline-tracker")],
+]
+
+
+@pytest.mark.parametrize("name", USERS)
+async def test_nobody_else_makes_empties_or_removes_a_stream(outside: Outside, name: str) -> None:
+    client, operator = await outside.of(name), await outside.of("operator")
+    before = (await ask(operator, "$JS.API.STREAM.INFO.RT_EVENTS", {}))["state"]["first_seq"]
+    tried = {f"$JS.API.{call}" for who, call in STREAMS if who == name}
+    for subject in tried:
+        body = {"name": "THEIRS", "subjects": ["theirs"], "stream_name": "RT_EVENTS", "config": {}}
+        await client.publish(subject, json.dumps(body).encode(), reply=client.new_inbox())
+    await settled(client)
+    assert {subject.lower() for subject in tried} == said("publish", outside.refused)
+    assert "error" in await ask(operator, "$JS.API.STREAM.INFO.THEIRS", {})
+    assert before == (await ask(operator, "$JS.API.STREAM.INFO.RT_EVENTS", {}))["state"]["first_seq"]
+
+
+OVERHEARD = {
+    "client": (
+        ">",
+        "rt.>",
+        "rt.place",
+        "rt.metrics.>",
+        "_INBOX.>",
+        "_INBOX.client-second.>",
+        "_INBOX.placer.>",
+        "_R_.>",
+    ),
+    "client-second": ("_INBOX.client.>", "_INBOX.*.x", "$KV.rt_ledger.>", "$SRV.PING.placer", "$JS.API.>"),
+    ELSE: (">", "rt.>", "rt.events.>", "rt.metrics.*", "rt.place", "_INBOX.monitor-fake-0.>", "_INBOX.client.>"),
+    "deadline-tracker": (">", "rt.place", "rt.metrics.*", "$KV.rt_ledger.>", "_INBOX.placer.>", "_R_.>"),
+    "node-list": (">", "rt.place", "rt.release", "_INBOX.placer.>", "_INBOX.operator.>", "$JS.API.>"),
+    "placer": (">", "rt.nodes", "rt.metrics.*", "_INBOX.node-list.>", "_INBOX.operator.>", "_R_.>"),
+    "operator": (">", "_INBOX.>", "_INBOX.placer.>", "_R_.>"),
+}
+
+
+@pytest.mark.parametrize("name", OVERHEARD)
+async def test_nobody_hears_what_is_not_for_them(outside: Outside, name: str) -> None:
+    client = await outside.of(name)
+    for subject in OVERHEARD[name]:
+        await client.subscribe(subject)
+        await client.subscribe(subject, queue="placer")
+    await settled(client)
+    assert {subject.lower() for subject in OVERHEARD[name]} == said("subscription", outside.refused)
+
+
 async def test_a_monitor_that_names_another_node_in_its_body_is_not_believed(outside: Outside) -> None:
     monitor, operator = await outside.of(ELSE), await outside.of("operator")
     await monitor.publish("rt.metrics.else=2Ewhere", json.dumps({"node": "forged"}).encode())
