@@ -281,18 +281,30 @@ async def test_what_a_dead_placer_made_and_did_not_start_is_replaced(options: Do
     labels = [word for name, value in body.items() for word in ("--label", f"{name}={value}")]
     docker("create", "--name", engine_name(options), *labels, IMAGE, *SLEEP)
     before = inspect(engine_name(options))["Id"]
-    backend = make(options.model_copy(update={"start_timeout_us": 1_000_000}))
+    backend = make(options.model_copy(update={"left_after_us": 1_000_000}))
     assert [] == await backend.list(NODE)
     assert before == inspect(engine_name(options))["Id"]  # somebody may be about to start it
     assert "running" == (await backend.start(spec())).state
     assert before != inspect(engine_name(options))["Id"]
 
 
+async def test_a_slow_start_of_another_placer_is_waited_for(options: DockerOptions, make: Make) -> None:
+    impatient = options.model_copy(update={"left_after_us": 100_000})
+    asked = spec("sh", "-c", "echo run; exit 4", devices=("GPU-slow",), gpu={})
+    slow = asyncio.create_task(start_with_gpus(make(options), asked))
+    await until(lambda: there(options) != [])
+    other = make(impatient)
+    await asyncio.gather(*(other.start(asked) for _ in range(3)), *(other.list(NODE) for _ in range(3)))
+    await slow
+    assert 4 == (await exited(other)).exit_code
+    assert "run" == docker("logs", engine_name(options))
+
+
 async def test_what_a_dead_placer_made_is_removed_where_nobody_starts_it(options: DockerOptions, make: Make) -> None:
     body = create_body(spec(), options, None)["Labels"]
     labels = [word for name, value in body.items() for word in ("--label", f"{name}={value}")]
     docker("create", "--name", engine_name(options), *labels, IMAGE, *SLEEP)
-    backend = make(options.model_copy(update={"start_timeout_us": 300_000}))
+    backend = make(options.model_copy(update={"left_after_us": 300_000}))
 
     async def gone() -> bool:
         return await backend.list(NODE) == [] and there(options) == []

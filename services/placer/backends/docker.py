@@ -75,10 +75,10 @@ class Engine:
             async with asyncio.timeout((timeout_us or self._call_timeout_us) / 1e6):
                 return await self._docker()._query_json(path, method, params=params, data=body)  # noqa: SLF001
 
-    async def inspect(self, container: str) -> dict[str, Any] | None:
-        """By id or name; None where there is none."""
+    async def inspect(self, container: str, timeout_us: int | None = None) -> dict[str, Any] | None:
+        """By id or name; None where there is none. Engines answer when no start or stop of it is under way."""
         try:
-            found: dict[str, Any] = await self.ask("GET", f"containers/{container}/json")
+            found: dict[str, Any] = await self.ask("GET", f"containers/{container}/json", timeout_us=timeout_us)
         except RefusedError as error:
             if error.status == 404:
                 return None
@@ -335,8 +335,11 @@ class DockerBackend:
     async def _run(self, engine: Engine, made: str, spec: StartSpec) -> Seen | None:
         """Start what this call made; None where somebody removed it. A failure leaves nothing, also of the ring."""
         container = spec.labels.container
+        start_by_us = self._clock.now_us() + self._options.left_after_us // 2
         try:
             self._make_ring(engine, spec)
+            if self._clock.now_us() > start_by_us:
+                raise BackendError(f"{container} was made and not started in time")
             await engine.ask("POST", f"containers/{made}/start", timeout_us=self._options.start_timeout_us)
             found = await engine.inspect(made)
             return None if found is None else told.seen_of(found, self._options.scope)
@@ -388,11 +391,15 @@ class DockerBackend:
         return None
 
     async def _replace_if_left(self, engine: Engine, container_id: str) -> None:
-        """Remove one that was not started for as long as anybody's start may take."""
-        now_us = self._clock.now_us()
+        """Remove one that nobody started for a while, unless its start is under way: then an inspection waits."""
+        now_us, left_after_us = self._clock.now_us(), self._options.left_after_us
         since_us = engine.unstarted_since_us.setdefault(container_id, now_us)
-        if now_us - since_us > self._options.start_timeout_us:
-            await engine.delete(container_id, force=False)
+        if now_us - since_us < left_after_us:
+            return
+        with suppress(NoAnswerError):
+            found = await engine.inspect(container_id, min(left_after_us, self._options.call_timeout_us))
+            if found is not None and told.never_ran(found):
+                await engine.delete(container_id, force=False)
 
     # --- stop and look ---
 

@@ -63,8 +63,10 @@ class DockerOptions(BaseModel):
     call_timeout_us: int = Field(default=10_000_000, ge=100_000)
     """For each call to an engine; the client library waits for ever (case D8)."""
     start_timeout_us: int = Field(default=20_000_000, ge=100_000)
-    """For the engine's start of one container. One that another placer made and did not start for so long is
-    left over from a placer that died, and is replaced."""
+    """For the engine's start of one container: hooks that look for GPUs are slow."""
+    left_after_us: int = Field(default=3_000_000, ge=100_000)
+    """A container that another placer made and does not start for so long is left over from one that died, and is
+    replaced. Who made one starts it within half of that time or not at all."""
     pull_idle_us: int = Field(default=60_000_000, ge=1_000_000)
     """A pull that reports nothing for so long has failed; how long a whole pull may take is the placer's limit."""
     rescan_us: int = Field(default=5_000_000, ge=100_000)
