@@ -249,6 +249,9 @@ class Connection:
         self._listener(LinkEvent("closed", str(self._client.last_error or "")))
 
     async def _on_error(self, error: Exception) -> None:
+        if _cancelling():
+            # an attempt that failed in the moment in which it was cancelled: the client would go on trying for ever
+            raise asyncio.CancelledError
         if isinstance(error, nats.errors.SlowConsumerError):
             self.counters["slow_consumer"] += 1
             self._listener(LinkEvent("slow_consumer", error.subject))
