@@ -104,28 +104,7 @@ class Client:
 
     async def read_stream(self, stream: str, subject: str, since_seq: int = 1) -> list[StoredMsg]:
         """All that a stream holds on a full subject, in order."""
-        info = await self.stream_info(stream, subject)
-        if info is None or not info["state"].get("subjects"):
-            return []
-        last_seq = int(info["state"]["last_seq"])
-        found: list[StoredMsg] = []
-        done = asyncio.Event()
-
-        async def take(message: StoredMsg) -> None:
-            if message.seq <= last_seq:
-                found.append(message)
-            if message.pending == 0 or message.seq >= last_seq:
-                done.set()
-
-        following = asyncio.create_task(self.bus.follow(stream, subject, since_seq, take))
-        try:
-            async with asyncio.timeout(ANSWER_US / 1_000_000):
-                await done.wait()
-        except TimeoutError:  # nothing at or behind since_seq
-            pass
-        finally:
-            await _ended(following)
-        return found
+        return await self.bus.history(stream, subject, since_seq)
 
     async def read_bucket(self, bucket: str) -> dict[str, tuple[bytes, int]]:
         """Every key of a bucket with its revision."""

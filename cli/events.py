@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from argparse import ArgumentParser, Namespace
 from typing import Any
@@ -12,12 +13,15 @@ from rich.text import Text
 from cli import client as clients
 from cli.client import Client
 from cli.output import Exit, Output, clock_time
-from shared.bus import StoredMsg
+from shared.bus import Msg, StoredMsg
+from shared.errors import OutcomeUnknownError
 from shared.subjects import EVENTS_STREAM
 
 HELP = "show what happened, and with --follow what happens"
 USUAL = ("events.place.>", "events.deadline.>", "events.node.>", "events.bus.>")
 """Without the batches of tasks, of which each node sends many a second."""
+LOOK_AGAIN_S = 1.0
+"""How often the stream is read while nothing is heard: an event may be heard before it can be read."""
 _STYLES = {
     "missed": "red",
     "at_risk": "bold red",
@@ -55,20 +59,30 @@ async def _events(args: Namespace, output: Output) -> Exit:
     return Exit.OK
 
 
-async def history(client: Client, patterns: list[str], last: int) -> list[StoredMsg]:
+async def history(client: Client, patterns: list[str], last: int, since_seq: int = 1) -> list[StoredMsg]:
     """The last events on some patterns, in the order of the stream; 0 is all."""
-    found = [message for pattern in patterns for message in await client.read_stream(EVENTS_STREAM, pattern)]
+    found = [message for one in patterns for message in await client.read_stream(EVENTS_STREAM, one, since_seq)]
     return sorted(found, key=lambda message: message.seq)[-last:]
 
 
 async def _follow(client: Client, output: Output, patterns: list[str], last_seq: int) -> None:
-    async def take(message: StoredMsg) -> None:
-        if message.seq > last_seq:
-            show(output, message)
+    """Read on whenever one is heard: what is shown comes from the stream, so a lost link leaves no gap."""
+    heard = asyncio.Event()
 
-    async with asyncio.TaskGroup() as group:
-        for pattern in patterns:
-            group.create_task(client.bus.follow(EVENTS_STREAM, pattern, max(1, last_seq + 1), take))
+    async def hear(_: Msg) -> None:
+        heard.set()
+
+    for pattern in patterns:
+        await client.bus.subscribe(pattern, hear)
+    while True:
+        heard.clear()
+        with contextlib.suppress(OutcomeUnknownError):
+            for message in await history(client, patterns, 0, last_seq + 1):
+                show(output, message)
+                last_seq = message.seq
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_AGAIN_S):
+                await heard.wait()
 
 
 def show(output: Output, message: StoredMsg) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import services.deadline_tracker.service
 import services.monitor.service
 import services.node_list.service
 import services.placer.service
+from cli.permissions import Rules
 from shared import messages
 from shared.messages import Message
 from shared.service import Listen, Publishes, Service
@@ -208,9 +209,44 @@ def _components(models: dict[str, type[Message]]) -> dict[str, Any]:
     return {"messages": found, "schemas": dict(sorted(schemas.items()))}
 
 
+TABLE = ("<!-- made by `make docs` from cli/permissions.py: -->\n", "<!-- end -->\n")
+
+
+def permissions() -> str:
+    """docs/security.md with its tables made anew; the text around them is written by hand."""
+    before, rest = (DOCS / "security.md").read_text().split(TABLE[0])
+    return f"{before}{TABLE[0]}\n{chr(10).join(_permissions())}\n\n{TABLE[1]}{rest.split(TABLE[1])[1]}"
+
+
+def _permissions() -> Iterator[str]:
+    rules = Rules()
+    fixed = [user for user in rules.users() if user.name != "client"]
+    yield "| user | account | may publish | may subscribe |"
+    yield "|---|---|---|---|"
+    for user in (*fixed, rules.monitor("<node>"), rules.client("client")):
+        may = f"{_subjects(user.publish)} | {_subjects(user.subscribe)}"
+        yield f"| {user.name}: {user.about} | {user.account} | {may} |"
+    yield ""
+    yield "What crosses from one account to another:"
+    yield ""
+    yield "| from | to | subjects |"
+    yield "|---|---|---|"
+    borders: dict[tuple[str, str], list[str]] = {}
+    for one in rules.shared():
+        way = (one.owner, one.taker) if one.kind == "stream" else (one.taker, one.owner)
+        borders.setdefault(way, []).append(one.subject)
+    for (said, heard), subjects in borders.items():
+        yield f"| {said} | {heard} | {_subjects(subjects)} |"
+
+
+def _subjects(subjects: Iterable[str]) -> str:
+    return ", ".join(f"`{subject}`" for subject in dict.fromkeys(subjects))
+
+
 def documents() -> dict[Path, str]:
     """Every generated file and what should stand in it."""
     made = {DOCS / "messages.md": message_reference(), DOCS / "asyncapi.json": _json(asyncapi())}
+    made |= {DOCS / "security.md": permissions()}
     return made | {DOCS / "schemas" / f"{model.__name__}.json": _json(schema(model)) for model in CONTRACT}
 
 

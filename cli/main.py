@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import NoReturn
 
-from cli import events, explain, ledger, nodes, place, release, status, up
+from cli import events, explain, keys, ledger, nodes, place, release, status, up
 from cli.demo import command as demo
 from cli.output import CommandError, Exit, Output
 from shared.errors import BusError, FieldError
@@ -20,6 +20,7 @@ COMMANDS = {
     "status": status,
     "explain": explain,
     "ledger": ledger,
+    "keys": keys,
     "up": up,
     "demo": demo,
 }

@@ -5,7 +5,8 @@ LaxityError
 ├── BusError            the bus could not do what was asked
 │   ├── NoStreamError        a stream that should exist does not
 │   ├── OutcomeUnknownError  a write timed out: it may or may not have happened; read to learn
-│   └── TooLargeError        a body is over a limit
+│   ├── TooLargeError        a body is over a limit
+│   └── RefusedError         our user may not say this
 └── BackendError        a backend could not start, stop or list containers
 """
 
@@ -40,6 +41,10 @@ class OutcomeUnknownError(BusError):
 
 class TooLargeError(BusError):
     """A body is over a limit."""
+
+
+class RefusedError(BusError):
+    """Our user may not publish on this subject; the server said so, and nothing was done."""
 
 
 class BackendError(LaxityError):

@@ -23,7 +23,19 @@ class ServiceSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="LAXITY_", populate_by_name=True, extra="ignore", frozen=True)
 
     nats_url: str = Field(default="nats://127.0.0.1:4222", validation_alias="LAXITY_NATS_URL")
-    """One URL, or several of one cluster separated by commas."""
+    """One URL, or several of one cluster separated by commas; ``tls://`` insists on encryption."""
+    nats_seed_file: Path | None = Field(default=None, validation_alias="LAXITY_NATS_SEED_FILE")
+    """The nkey seed of our user, as ``laxity keys`` makes it; only its owner may read it."""
+    nats_inbox_prefix: str | None = Field(
+        default=None, pattern=r"^[^.*>\s]+(\.[^.*>\s]+)*$", validation_alias="LAXITY_NATS_INBOX_PREFIX"
+    )
+    """Where our answers come; absent: ``_INBOX.`` and the name of the seed file, which ``laxity keys`` permits."""
+    nats_ca: Path | None = Field(default=None, validation_alias="LAXITY_NATS_CA")
+    """The authority that signed the server's certificate; absent: the system's."""
+    nats_cert: Path | None = Field(default=None, validation_alias="LAXITY_NATS_CERT")
+    """Our own certificate, where the server verifies clients."""
+    nats_key: Path | None = Field(default=None, validation_alias="LAXITY_NATS_KEY")
+    """The key of that certificate; only its owner may read it."""
     prefix: str = Field(default="rt", pattern=r"^[A-Za-z0-9_-]+$", validation_alias="LAXITY_PREFIX")
     """First token of every subject and bucket, so that several clusters can share a server."""
     instance: str = Field(default_factory=_instance, min_length=1, max_length=253, validation_alias="LAXITY_INSTANCE")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import AsyncExitStack
 
 from services.placer.backends.base import Backend
 from services.placer.backends.fake import FakeBackend
@@ -59,16 +60,22 @@ SERVICE = Service(
 )
 
 
-def reach(settings: PlacerSettings) -> Reach:
-    """The backends that the settings name, each made once."""
+def reach(settings: PlacerSettings, closing: AsyncExitStack) -> Reach:
+    """The backends that the settings name, each made once; ``closing`` ends what they hold open."""
     made: dict[str, Backend] = {}
     for name in settings.backends.values():
         if name not in made:
-            made[name] = _backend(name, settings)
+            made[name] = _backend(name, settings, closing)
     return Reach({pattern: made[name] for pattern, name in settings.backends.items()})
 
 
-def _backend(name: str, settings: PlacerSettings) -> Backend:
+def _backend(name: str, settings: PlacerSettings, closing: AsyncExitStack) -> Backend:
+    if name == "docker":
+        from services.placer.backends.docker import DockerBackend  # its client is slow to import
+
+        docker = DockerBackend(settings.docker, settings.ring_root)
+        closing.push_async_callback(docker.close)
+        return docker
     state = settings.state_root / name
     if name == "fake":
         return FakeBackend(state, settings.fake_ring_root)
@@ -77,10 +84,12 @@ def _backend(name: str, settings: PlacerSettings) -> Backend:
 
 async def serve(settings: PlacerSettings) -> None:
     """Runs until asked to stop."""
-    clock, reached = SystemClock(), reach(settings)
+    clock = SystemClock()
     instance = settings.instance.encode()[:200].decode(errors="ignore")
     me = f"{instance}-{uuid.uuid4().hex[:8]}"
     offset_us = clock.wall_us() - clock.now_us()
-    core = Core(me, uuid.uuid4().hex, Subjects(settings.prefix), reached, settings.rules(), offset_us)
-    performer = Performer(reached, settings.start_timeout_us)
-    await run(SERVICE, core, settings, slow=performer.slow(), tasks=performer.tasks(), clock=clock)
+    async with AsyncExitStack() as closing:
+        reached = reach(settings, closing)
+        core = Core(me, uuid.uuid4().hex, Subjects(settings.prefix), reached, settings.rules(), offset_us)
+        performer = Performer(reached, settings.start_timeout_us)
+        await run(SERVICE, core, settings, slow=performer.slow(), tasks=performer.tasks(), clock=clock)

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from services.placer.backends.docker_options import DockerOptions
 from services.placer.core.intents import Rules
 from shared.settings import ServiceSettings
 
@@ -23,9 +24,9 @@ def _state_root() -> Path:
 class PlacerSettings(ServiceSettings):
     """Read from the environment: LAXITY_PLACER_GRACE_US and so on, and what all services share."""
 
-    model_config = SettingsConfigDict(env_prefix="LAXITY_PLACER_")
+    model_config = SettingsConfigDict(env_prefix="LAXITY_PLACER_", env_nested_delimiter="__")
 
-    backends: dict[str, Literal["process", "fake"]] = Field(default={"fake-*": "fake", "*": "process"})
+    backends: dict[str, Literal["process", "fake", "docker"]] = Field(default={"fake-*": "fake", "*": "process"})
     """Which backend runs a node's containers: the first pattern that the node's name matches. A placer's own mapping,
     never from the bus, and the same for all placers of a cluster: what one has placed any other takes over."""
     state_root: Path = Field(default_factory=_state_root)
@@ -36,6 +37,8 @@ class PlacerSettings(ServiceSettings):
     """The same for fake nodes, with a folder for each; none of their containers runs, so they may do without."""
     work_dir: Path | None = None
     """Where commands of the process backend run; where this process runs if absent."""
+    docker: DockerOptions = Field(default=DockerOptions())
+    """Which engine runs which node's containers, and what requests may ask of it."""
 
     lease_ttl_us: int = Field(default=3 * BEAT_US, ge=3 * BEAT_US)
     """A placer that was not seen to renew for so long is dead and is taken over from; three beats, so that two

@@ -9,6 +9,7 @@ from typing import NoReturn, Self
 
 from shared.bus.atomic import Commits, value_of
 from shared.bus.connection import Connection, Handler, Listener, Listening, Msg, NoResponders
+from shared.bus.credentials import credentials
 from shared.bus.follow import Follow, StoredHandler, Told, Watch
 from shared.bus.jetstream import JetStream, Stored, StoredMsg
 from shared.bus.pull import Acks, Pull
@@ -43,10 +44,13 @@ class Bus:
         told: Told | None = None,
         clock: Clock | None = None,
     ) -> Self:
-        """Connect to the server of ``settings``, trying until it succeeds: scope it with asyncio.timeout."""
+        """Connect to the server of ``settings``, trying until it succeeds: scope it with asyncio.timeout.
+
+        Raises FieldError where a seed, certificate or key cannot be used.
+        """
         clock = clock or SystemClock()
         connection = Connection(listener, clock)
-        await connection.open(settings.nats_url, name, settings.ping_interval_us)
+        await connection.open(settings.nats_url, name, settings.ping_interval_us, credentials(settings))
         return cls(settings, connection, clock, told)
 
     async def close(self) -> None:
@@ -113,6 +117,10 @@ class Bus:
     async def last_event(self, subject: str) -> StoredMsg | None:
         """The last event of a full subject."""
         return await self._js.last(named(EVENTS_STREAM, self.settings.prefix), subject)
+
+    async def history(self, stream: str, subject: str, start_seq: int = 1) -> list[StoredMsg]:
+        """All that a stream holds on a full subject from ``start_seq`` on, in order; raises BusError."""
+        return await self._js.history(named(stream, self.settings.prefix), subject, start_seq)
 
     async def follow(self, stream: str, subject: str, start_seq: int, handler: StoredHandler) -> NoReturn:
         """Deliver a stream in order from ``start_seq`` (0: only what is new) until cancelled; nothing ends it else."""

@@ -10,18 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import re
+import ssl
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import nats.errors
 from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg as ClientMsg
 from nats.aio.subscription import Subscription
 
+from shared.bus.credentials import Credentials
 from shared.clock import Clock, SystemClock
-from shared.errors import BusError, OutcomeUnknownError, TooLargeError
+from shared.errors import BusError, OutcomeUnknownError, RefusedError, TooLargeError
 from shared.log import logger
 
 MAX_OUTSTANDING_PINGS = 2
@@ -38,6 +41,7 @@ PENDING_MESSAGES = 65_536
 PENDING_BYTES = 64 * 1024 * 1024
 """What a subscription may be behind before the client drops its newest messages as a slow consumer."""
 
+_REFUSED = re.compile(r'permissions violation for publish to "([^"]*)"')
 _STATUS = "Status"  # under these two names the client files the inline status of a message
 _DESCRIPTION = "Description"
 
@@ -97,6 +101,14 @@ class Listening:
             await self._subscription.unsubscribe()
 
 
+class PlainServerError(nats.errors.Error):
+    """The server does not encrypt where we insist on it."""
+
+
+_HOPELESS = (nats.errors.AuthorizationError, PlainServerError, ssl.SSLError)
+"""What trying again does not mend, unless somebody changes something."""
+
+
 class _Client(Client):
     """The client with three faults mended.
 
@@ -106,6 +118,8 @@ class _Client(Client):
     """
 
     ended = False
+    encrypted = False
+    """Whether a server that does not encrypt is refused: the client would go on in the clear."""
 
     async def close(self) -> None:
         self.ended = True
@@ -122,6 +136,11 @@ class _Client(Client):
             raise asyncio.CancelledError
         self._abort()  # also the socket of an attempt that got no further, which the client forgets
         await super()._connect_to_server(s)
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection and self.encrypted and not info.get("tls_required"):
+            raise PlainServerError("nats: the server does not encrypt, and our settings ask for it")
+        await super()._process_info(info, initial_connection)
 
     def _abort(self) -> None:
         writer = getattr(self._transport, "_io_writer", None)
@@ -145,15 +164,16 @@ class Connection:
         self._held: deque[tuple[str, bytes, str, Mapping[str, str] | None]] = deque()
         self._held_bytes = 0
         self._inbox = ""
-        self._waiting: dict[str, asyncio.Future[Msg]] = {}
+        self._told = ""
+        self._waiting: dict[str, tuple[str, asyncio.Future[Msg]]] = {}
         self._tokens = itertools.count(1)
 
     # --- life ---
 
-    async def open(self, url: str, name: str, ping_interval_us: int) -> None:
+    async def open(self, url: str, name: str, ping_interval_us: int, credentials: Credentials | None = None) -> None:
         """Connect, trying until it succeeds: the caller scopes the time. Reconnects for ever afterwards."""
         try:
-            await self._connect(url, name, ping_interval_us)
+            await self._connect(url, name, ping_interval_us, credentials or Credentials())
         except BaseException:
             await self.close()
             raise
@@ -161,9 +181,11 @@ class Connection:
         self._up.set()
         await self.subscribe(f"{self._inbox}.*", self._on_answer)
 
-    async def _connect(self, url: str, name: str, ping_interval_us: int) -> None:
+    async def _connect(self, url: str, name: str, ping_interval_us: int, credentials: Credentials) -> None:
+        servers = [part.strip() for part in url.split(",")]
+        self._client.encrypted = credentials.tls is not None or any(one.startswith("tls://") for one in servers)
         await self._client.connect(
-            servers=[part.strip() for part in url.split(",")],
+            servers=servers,
             name=name,
             error_cb=self._on_error,
             disconnected_cb=self._on_lost,
@@ -176,6 +198,9 @@ class Connection:
             max_outstanding_pings=MAX_OUTSTANDING_PINGS,
             pending_size=CLIENT_BUFFER_BYTES,
             flush_timeout=CONNECT_TIMEOUT_S,
+            nkeys_seed=credentials.seed_file,
+            inbox_prefix=credentials.inbox_prefix,
+            tls=credentials.tls,
         )
 
     async def close(self) -> None:
@@ -227,12 +252,32 @@ class Connection:
         self._listener(LinkEvent("closed", str(self._client.last_error or "")))
 
     async def _on_error(self, error: Exception) -> None:
+        if _cancelling():
+            # an attempt that failed in the moment in which it was cancelled: the client would go on trying for ever
+            raise asyncio.CancelledError
         if isinstance(error, nats.errors.SlowConsumerError):
             self.counters["slow_consumer"] += 1
             self._listener(LinkEvent("slow_consumer", error.subject))
             return
         self.counters["errors"] += 1
-        self._log.debug("client error", error=str(error) or type(error).__name__)
+        text = str(error) or type(error).__name__
+        if "permissions violation" in text:
+            self._on_refused(text)
+        elif isinstance(error, _HOPELESS) and text != self._told:
+            self._told = text  # once, not at each attempt
+            self._log.warning("the server is not for us", error=text)
+        else:
+            self._log.debug("client error", error=text)
+
+    def _on_refused(self, error: str) -> None:
+        """The server will not have it from our user: whoever waits for that subject is told at once."""
+        said = _REFUSED.search(error)
+        # the client has made its letters small
+        asked = [(s, a) for s, a in self._waiting.values() if said and s.lower() == said[1] and not a.done()]
+        for subject, answer in asked:
+            answer.set_exception(RefusedError(f"not allowed to publish on {subject}"))
+        if not asked:
+            self._log.warning("refused by the server", error=error)
 
     # --- hearing ---
 
@@ -328,7 +373,7 @@ class Connection:
         token = str(next(self._tokens))
         answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(lambda _: self._waiting.pop(token, None))
-        self._waiting[token] = answer
+        self._waiting[token] = (subject, answer)
         try:
             await self._send(subject, body, f"{self._inbox}.{token}", headers)
         except BaseException:
@@ -341,13 +386,13 @@ class Connection:
         await self.request(f"{self._inbox}.nobody.listens.here", b"", CONNECT_TIMEOUT_S * 1_000_000)
 
     async def _on_answer(self, msg: Msg) -> None:
-        waiting = self._waiting.get(msg.subject.rpartition(".")[2])
-        if waiting is not None and not waiting.done():
-            waiting.set_result(msg)
+        _, answer = self._waiting.get(msg.subject.rpartition(".")[2], ("", None))
+        if answer is not None and not answer.done():
+            answer.set_result(msg)
 
     def _fail_waiting(self, why: str) -> None:
         waiting, self._waiting = self._waiting, {}
-        for answer in waiting.values():
+        for _, answer in waiting.values():
             if not answer.done():
                 answer.set_exception(OutcomeUnknownError(why))
 

@@ -97,7 +97,7 @@ class Discovery:
 
     async def _answer(self, msg: Msg) -> None:
         kind = msg.subject.split(".")[1]
-        if msg.reply:
+        if msg.reply and not self._bus.subjects.reply_refused(msg.reply):
             await self._bus.publish(msg.reply, json.dumps(self._body(kind)).encode())
 
     def _body(self, kind: str) -> dict[str, Any]:

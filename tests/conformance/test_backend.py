@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from services.placer.backends.base import Backend, Seen, StartSpec
+from services.placer.backends.docker import DockerBackend
 from services.placer.backends.fake import FakeBackend
 from services.placer.backends.process import ProcessBackend, ProcessOptions
 from shared.errors import BackendError
 from shared.messages.ledger import ContainerLabels, Reservation
 from shared.messages.place import Gpu, Kind, PlaceRequest, Realtime, Secret
+from tests.docker_engine import docker_options
 
 NODE = "node-1"
 BOX = "laxity-0123456789abcdef01234567"
@@ -29,8 +31,14 @@ class Cluster:
         self.kind = kind
         self.rings = folder / "rings"
         self._folder = folder
+        self._dockers: list[DockerBackend] = []
 
     def backend(self) -> Backend:
+        if self.kind == "docker":
+            # no engine has these devices; the engine's path of device requests has tests of its own
+            options = docker_options(self._folder).model_copy(update={"stop_grace_us": 200_000, "gpus": False})
+            self._dockers.append(DockerBackend(options, self.rings))
+            return self._dockers[-1]
         if self.kind == "fake":
             return FakeBackend(self._folder / "state", self.rings, stop_grace_us=200_000)
         options = ProcessOptions(stop_grace_us=200_000)
@@ -41,11 +49,15 @@ class Cluster:
         log = self._folder / "runs"
         return len(log.read_text().splitlines()) if log.exists() else 0
 
+    async def close(self) -> None:
+        for docker in self._dockers:
+            await docker.close()
+
     def entries(self) -> set[str]:
         return {path.name for path in self._folder.iterdir()}
 
 
-@pytest.fixture(params=["fake", "process"])
+@pytest.fixture(params=["fake", "process", pytest.param("docker", marks=pytest.mark.docker)])
 async def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Cluster]:
     cluster = Cluster(request.param, tmp_path)
     yield cluster
@@ -53,6 +65,7 @@ async def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     for node in [NODE, *HOSTILE]:
         for seen in await backend.list(node):
             await backend.stop(seen.node, seen.container)
+    await cluster.close()
 
 
 def spec(

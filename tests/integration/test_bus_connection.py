@@ -268,3 +268,23 @@ async def test_closing_while_the_server_is_away_leaves_nothing_behind(
     await until(lambda: not bus.connection.is_up)
     await bus.close()
     await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+
+
+async def test_an_attempt_that_fails_in_the_moment_in_which_it_is_cancelled_is_the_last() -> None:
+    connection, attempts, trying = Connection(), [], asyncio.Event()
+
+    async def fails_when_cancelled(server: object) -> None:
+        attempts.append(server)
+        trying.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:  # what asyncio.wait_for of Python 3.11 does
+            raise ConnectionRefusedError from None
+
+    connection._client._connect_to_server = fails_when_cancelled  # type: ignore[method-assign]
+    opening = asyncio.create_task(connection.open("nats://127.0.0.1:1", "late", SECOND_US))
+    await trying.wait()
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(opening, 10)
+    assert 1 == len(attempts)

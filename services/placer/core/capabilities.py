@@ -15,6 +15,8 @@ class Capabilities:
 
     needs_command: bool = False
     """True where an image alone says nothing: the request must carry a command."""
+    needs_image: bool = False
+    """True where a command alone says nothing: the request must carry an image."""
     images: bool = False
     volumes: bool = False
     ports: bool = False
@@ -30,7 +32,7 @@ class Capabilities:
         asked = {
             "pods": request.pods is not None and not self.pods,
             "command": self.needs_command and not request.command,
-            "image": request.image is not None and not self.images,
+            "image": not self.images if request.image is not None else self.needs_image and request.pods is None,
             "volumes": bool(request.volumes) and not self.volumes,
             "ports": bool(request.ports) and not self.ports,
             "env": not self.secrets and any(isinstance(value, Secret) for value in request.env.values()),

