@@ -24,7 +24,7 @@ USER 10001:10001
 VOLUME /data
 EXPOSE 4222
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=2s --timeout=5s --start-period=30s --retries=5 CMD ["python", "-c", \
+HEALTHCHECK --interval=5s --timeout=5s --start-period=30s --retries=5 CMD ["python", "-c", \
   "import urllib.request as r; r.urlopen('http://127.0.0.1:8222/healthz', timeout=4)"]
 CMD ["nats-server", "-c", "/etc/nats/nats.conf"]
 
@@ -54,7 +54,7 @@ ENV PATH=/opt/laxity/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 LAXI
 USER 10001:10001
 STOPSIGNAL SIGTERM
 # A service writes this file when it is ready and removes it when it drains.
-HEALTHCHECK --interval=2s --timeout=5s --start-period=60s --retries=5 CMD test -f "$LAXITY_READY_FILE"
+HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=5 CMD test -f "$LAXITY_READY_FILE"
 
 # --- one image per service -------------------------------------------------------------------------------------------
 FROM base AS monitor

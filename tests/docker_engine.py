@@ -27,9 +27,10 @@ def engine_url() -> str:
 
 
 def docker_options(folder: Path) -> DockerOptions:
-    """A scope for each test, as long as its folder, so that tests share an engine and see only their own."""
+    """A scope of its own for each test, so that tests share an engine, and without a network."""
     scope = f"t{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
-    return DockerOptions(engines={"*": DockerEngine(url=engine_url())}, scope=scope, image=IMAGE, pull="never")
+    engines = {"*": DockerEngine(url=engine_url())}
+    return DockerOptions(engines=engines, scope=scope, image=IMAGE, pull="never", network="none")
 
 
 def docker(*arguments: str, check: bool = True) -> str:

@@ -80,7 +80,8 @@ class OwnEngine:
 
     def _spawn(self, *command: str) -> subprocess.Popen[bytes]:
         with (self._folder / f"{command[0]}.log").open("ab") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            alone = ("unshare", "--net", *command)
+            return subprocess.Popen(alone, stdout=log, stderr=log, start_new_session=True)
 
     def _answers(self) -> bool:
         try:  # one that was killed ends the containers that it finds before it answers

@@ -218,7 +218,7 @@ async def test_a_read_only_container_writes_to_tmp_only(options: DockerOptions, 
 
 
 async def test_a_port_is_published_on_this_machine_only(options: DockerOptions, make: Make) -> None:
-    await make(options).start(spec(ports=(47_321,)))
+    await make(options.model_copy(update={"network": "default"})).start(spec(ports=(47_321,)))
     assert "127.0.0.1:47321" == docker("port", engine_name(options), "47321/tcp")
 
 

@@ -402,6 +402,38 @@ async def test_no_answer_goes_where_its_asker_may_not_publish(
         assert set() == {key for key in await keys_of(operator, bucket) if "trick" in key}
 
 
+@pytest.mark.parametrize(
+    ("name", "subject", "header"),
+    [
+        ("client", "rt.place", "Nats-Trace-Dest"),
+        ("client", "$JS.API.DIRECT.GET.RT_EVENTS", "Nats-Trace-Dest"),
+        (ELSE, "rt.events.task.else=2Ewhere", "Nats-Trace-Dest"),
+        (ELSE, "rt.metrics.else=2Ewhere", "Nats-Trace-Dest"),
+        (ELSE, "rt.events.task.else=2Ewhere", "Nats-Schedule-Target"),
+    ],
+)
+async def test_no_header_makes_the_server_write_elsewhere(
+    outside: Outside, name: str, subject: str, header: str
+) -> None:
+    client, operator = await outside.of(name), await outside.of("operator")
+    for target in ("$KV.rt_ledger.request.trick", "$KV.rt_nodes.node.trick"):
+        headers = {header: target, "Nats-Schedule": "@every 1s"} if "Schedule" in header else {header: target}
+        await client.publish(subject, b"{}", headers=headers)
+    await settled(client)
+    await ask(operator, "rt.nodes", {})
+    for bucket in ("rt_ledger", "rt_nodes"):
+        assert set() == {key for key in await keys_of(operator, bucket) if "trick" in key}
+
+
+async def test_no_header_empties_the_stream(outside: Outside) -> None:
+    monitor, operator = await outside.of(ELSE), await outside.of("operator")
+    before = (await ask(operator, "$JS.API.STREAM.INFO.RT_EVENTS", {}))["state"]["first_seq"]
+    for extent in ("all", "sub"):
+        answer = await monitor.request("rt.events.task.else=2Ewhere", b"{}", headers={"Nats-Rollup": extent}, timeout=5)
+        assert "error" in json.loads(answer.data)
+    assert before == (await ask(operator, "$JS.API.STREAM.INFO.RT_EVENTS", {}))["state"]["first_seq"]
+
+
 async def test_allow_lists_in_one_account_would_not_hold(tmp_path: Path) -> None:
     """Why there are three accounts. Should the server ever refuse this, one account is enough."""
     may = 'permissions: {publish: ["$JS.API.DIRECT.GET.RT_EVENTS"], subscribe: ["_INBOX.>"]}'

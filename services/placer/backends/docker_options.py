@@ -49,6 +49,8 @@ class DockerOptions(BaseModel):
     """What ``source`` of a request's volume may say, and what is mounted: an absolute path or a volume's name."""
     publish_on: str = "127.0.0.1"
     """The address on which a container's ports are reached: this machine only, unless told."""
+    network: str = "default"
+    """Which of the engine's networks containers are in; ``none`` and ``host`` are two of them."""
     gpus: bool = True
     """False: devices that are no cores are not asked of the engine, for simulated GPUs."""
     pids: int = Field(default=4096, ge=1)

