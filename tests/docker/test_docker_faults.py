@@ -21,6 +21,10 @@ import psutil
 import pytest
 from nats.aio.client import Client
 
+from services.placer.backends.base import StartSpec
+from services.placer.backends.docker import DockerBackend
+from services.placer.backends.docker_options import DockerEngine, DockerOptions
+from shared.messages import ContainerLabels, PlaceRequest, Reservation
 from shared.testing.service_process import ServiceProcess
 from tests.docker.engine import IMAGE, OwnEngine
 from tests.docker_engine import engine_url
@@ -303,6 +307,40 @@ async def test_while_an_engine_is_halted_other_nodes_go_on(docks: Docks, outside
     others = [f"other-{number}" for number in range(5)]
     await settled(docks, outside, [*before, *meanwhile, *others], "started")
     await cleared(docks, outside, [*before, *meanwhile, *others])
+
+
+async def test_what_an_engine_runs_is_in_the_list_also_while_the_engines_own_list_says_created(
+    docks: Docks, tmp_path: Path
+) -> None:
+    backend = DockerBackend(
+        DockerOptions(engines={NODE: DockerEngine(url=docks.engine.url)}, scope="list", image=IMAGE, pull="never"),
+        tmp_path,
+    )
+    starts = [asyncio.create_task(backend.start(_spec(f"box-{number}"))) for number in range(8)]
+    missing: list[str] = []
+    while not all(task.done() for task in starts):
+        running = [each["Name"] for each in _running(await asyncio.to_thread(docks.engine.containers))]
+        listed = {f"/list.{seen.container}" for seen in await backend.list(NODE) if seen.state == "running"}
+        missing += [name for name in running if name.startswith("/list.") and name not in listed]
+    await asyncio.gather(*starts)
+    await asyncio.gather(*(backend.stop(NODE, f"box-{number}") for number in range(8)))
+    await backend.close()
+    assert [] == missing
+
+
+def _spec(container: str) -> StartSpec:
+    held = Reservation(
+        request_id=container,
+        replica=0,
+        generation=1,
+        devices=(),
+        share_micro=0,
+        device_memory_mib=0,
+        cpu_milli=0,
+        memory_mib=0,
+    )
+    labels = ContainerLabels(container=container, ledger_id="l", node=NODE, reservation=held)
+    return StartSpec(labels, PlaceRequest(command=("sh", "-c", WORK.replace(">>/runs/log", ""))))
 
 
 # --- containers ---
