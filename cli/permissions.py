@@ -116,6 +116,9 @@ class Rules:
         said = (f"{prefix}.metrics.*", f"{prefix}.events.task.*", f"{prefix}.events.bus.monitor", self._last_batch("*"))
         to_monitors = [Shared(subject, CORE, MONITORS) for subject in said]
         from_monitors = [Shared(subject, MONITORS, CORE, "many") for subject in _asked_of("monitor")]
+        # What a monitor says is asked of CORE, so to others it is heard from the monitors' account.
+        heard = [f"{prefix}.events.task.*", f"{prefix}.events.bus.monitor"]
+        from_monitors += [Shared(subject, MONITORS, CLIENTS, "stream") for subject in heard]
         return (*to_clients, *to_monitors, *from_monitors)
 
     # --- lists ---

@@ -15,7 +15,7 @@ from services.placer.backends.process import ProcessBackend, ProcessOptions
 from shared.errors import BackendError
 from shared.messages.ledger import ContainerLabels, Reservation
 from shared.messages.place import Gpu, Kind, PlaceRequest, Realtime, Secret
-from tests.docker_engine import docker_options
+from tests.docker_engine import docker_options, engine_url
 
 NODE = "node-1"
 BOX = "laxity-0123456789abcdef01234567"
@@ -59,6 +59,8 @@ class Cluster:
 
 @pytest.fixture(params=["fake", "process", pytest.param("docker", marks=pytest.mark.docker)])
 async def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Cluster]:
+    if request.param == "docker":
+        engine_url()
     cluster = Cluster(request.param, tmp_path)
     yield cluster
     backend = cluster.backend()

@@ -244,6 +244,14 @@ def test_no_service_but_the_two_of_the_real_node_is_root_and_none_has_capabiliti
         assert found["HostConfig"]["ReadonlyRootfs"]
 
 
+def test_the_commands_of_the_guide_work(project: Project) -> None:
+    command = ("exec", "--no-TTY", "events", "python", "-m", "cli.main")
+    assert "docker-1" in project(*command, "nodes", "--output", "json")
+
+    operator = ("--user", "10005", "--env", "LAXITY_NATS_SEED_FILE=/keys/operator.nk")
+    assert "placer" in project("exec", "--no-TTY", *operator, *command[2:], "status", "--output", "json")
+
+
 async def test_placers_are_scaled_while_the_cluster_runs(project: Project, outside: Client) -> None:
     project("up", "--detach", "--no-build", "--wait", "--wait-timeout", "120", "--scale", "placer=3", timeout_s=UP_S)
 

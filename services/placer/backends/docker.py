@@ -228,9 +228,7 @@ class DockerBackend:
             of_node = labels.node if labels is not None else entry["Labels"].get(told.NODE, "")
             if of_node not in {node, ""}:
                 continue
-            if entry["Id"] in unstarted:
-                await self._replace_if_left(engine, entry["Id"])
-            elif (seen := await self._look(engine, entry)) is not None:
+            if (seen := await self._look(engine, entry)) is not None:
                 found.append(seen)
         return found
 
@@ -427,10 +425,14 @@ class DockerBackend:
         return entries
 
     async def _look(self, engine: Engine, entry: dict[str, Any]) -> Seen | None:
-        """Of a list's entry, which has no exit code; None for one that is being removed."""
+        """Of a list's entry, which has no exit code; None for one that is being removed, or was made and never ran.
+
+        Inspected where the list says *created*: it goes on saying so for up to a second after a start, and a
+        container that others know as started would be taken for vanished.
+        """
         if entry["State"] == "removing":
             return None
-        if entry["State"] not in {"exited", "dead"}:
+        if entry["State"] not in {"created", "exited", "dead"}:
             found: dict[str, Any] | None = {
                 "Name": entry["Names"][0],
                 "Config": {"Labels": entry["Labels"]},
@@ -438,6 +440,9 @@ class DockerBackend:
             }
         else:
             found = await engine.inspect(entry["Id"])
+        if found is not None and entry["State"] == "created" and told.never_ran(found):
+            await self._replace_if_left(engine, entry["Id"])
+            return None
         return None if found is None else told.seen_of(found, self._options.scope)
 
     async def _watch(self, engine: Engine, post: Callable[[Seen], None]) -> NoReturn:
