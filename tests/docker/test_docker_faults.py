@@ -325,7 +325,7 @@ class Lagging(Engine):
 async def test_what_runs_is_in_the_list_also_while_the_engines_own_list_says_created(tmp_path: Path) -> None:
     options = docker_options(tmp_path)
     backend = DockerBackend(options, tmp_path / "rings")
-    backend._engines = {"*": Lagging(options.engines["*"], options.call_timeout_us)}  # noqa: SLF001
+    backend._engines = {"*": Lagging(options.engines["*"], options.call_timeout_us)}
     await backend.start(_spec("box"))
     listed = [(seen.container, seen.state) for seen in await backend.list(NODE)]
     await backend.stop(NODE, "box")
