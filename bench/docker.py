@@ -36,7 +36,7 @@ from shared.testing.service_process import ServiceProcess
 
 NODE = "bench-1"
 IMAGE = os.environ.get("BASE_IMAGE", "laxity-base:local")
-ROUNDS = 25
+ROUNDS = 20
 STORAGES = ("file", "memory")
 WARM = 3
 TARGET_RATIO = 1.15
