@@ -40,6 +40,8 @@ JUDGED: Final = 40
 NOISE_STEPS: Final = (12, 12, 12)
 """How many busy neighbours come at once, and how many more where these do not disturb enough."""
 NOISE_STEP_S: Final = 5.0
+CALM_S: Final = 60.0
+"""How long a busy machine may take to come to rest; a quiet one is through in a few seconds."""
 DISTURBED_S: Final = 120.0
 """How long those who disturb the demo may take."""
 LISTED_US: Final = 5_000_000
@@ -78,7 +80,7 @@ async def play(client: Client, recorder: Recorder, say: Say, go_on: Path | None 
     say("one that waits moves when another leaves")
     await _queue_moves(client, recorder, played)
     say(f"tasks run and are judged: {JUDGED} of each container")
-    await recorder.until(lambda: _calm(recorder), 20)
+    await recorder.until(lambda: _calm(recorder), CALM_S)
     played.before = await _listed_as(client, played.device, frozenset(DeviceStanding) - _BAD)
     say(f"a noisy neighbour that declared nothing, on the core of {VICTIM}")
     await _disturb(client, recorder, played)
