@@ -13,14 +13,11 @@ from typing import Any, NoReturn
 from shared.bus.atomic import value_of
 from shared.bus.connection import Msg
 from shared.bus.jetstream import RETRY_FIRST_S, RETRY_MOST_S, STREAM_NOT_FOUND, ApiError, JetStream, StoredMsg
+from shared.bus.pulse import HEARTBEAT_S, Pulse
 from shared.effects import KeyChanged, WatchReplayed
 from shared.errors import BusError
 from shared.log import logger
 
-HEARTBEAT_S = 1
-"""How often the server says that it has nothing to say."""
-SILENCE_S = 3.5 * HEARTBEAT_S
-"""Without a word for this long the consumer counts as gone."""
 INACTIVE_S = 10
 """The server forgets a consumer of ours that nobody listens to any more."""
 _NS = 1_000_000_000
@@ -53,10 +50,8 @@ class _Session:
         self._handler = handler
         self._idle = idle
         self._js = js
-        self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._pulse = Pulse()
         self._consumer_seq = 0
-        self._heard = 0
-        self._busy = False
 
     async def run(self, config: dict[str, Any], created: Callable[[], Awaitable[None]]) -> str:
         """Deliver until it breaks; returns why. ``created`` is called when there is nothing to deliver yet."""
@@ -80,43 +75,28 @@ class _Session:
             )
             if not made.get("num_pending", 0) + made.get("delivered", {}).get("consumer_seq", 0):
                 await created()
-            return await self._until_broken(lost)
+            return await self._pulse.until_end(lost)
         finally:
             await listening.stop()
 
-    async def _until_broken(self, lost: asyncio.Future[None]) -> str:
-        while True:
-            heard = self._heard
-            await asyncio.wait((self._broken, lost), timeout=SILENCE_S, return_when=asyncio.FIRST_COMPLETED)
-            if self._broken.done():
-                return self._broken.result()
-            if lost.done():
-                return "connection lost"
-            if heard == self._heard and not self._busy:
-                return "silence"
-
     async def _on_message(self, msg: Msg) -> None:
-        self._heard += 1
-        if self._broken.done():
+        self._pulse.word()
+        if self._pulse.ended:
             return
         if msg.status:
             await self._on_status(msg)
             return
         message, consumer_seq = stored(msg)
         if consumer_seq != self._consumer_seq + 1:
-            self._break(f"gap: consumer sequence {consumer_seq} after {self._consumer_seq}")
+            self._pulse.end(f"gap: consumer sequence {consumer_seq} after {self._consumer_seq}")
             return
         self._consumer_seq = consumer_seq
-        self._busy = True
-        try:
+        with self._pulse.handling():
             await self._handler(message)
-        finally:
-            self._busy = False
-            self._heard += 1
 
     async def _on_status(self, msg: Msg) -> None:
         if msg.status != "100":
-            self._break(f"{msg.status} {msg.description}")
+            self._pulse.end(f"{msg.status} {msg.description}")
         elif msg.reply:  # flow control: answered once everything before it was handled
             await self._js.connection.publish(msg.reply, b"", hold=False)
         elif stalled := msg.headers.get("Nats-Consumer-Stalled"):
@@ -124,11 +104,7 @@ class _Session:
         elif int(msg.headers.get("Nats-Last-Consumer", "0")) <= self._consumer_seq:
             await self._idle()
         else:
-            self._break(f"gap: heartbeat names {msg.headers['Nats-Last-Consumer']} after {self._consumer_seq}")
-
-    def _break(self, why: str) -> None:
-        if not self._broken.done():
-            self._broken.set_result(why)
+            self._pulse.end(f"gap: heartbeat names {msg.headers['Nats-Last-Consumer']} after {self._consumer_seq}")
 
 
 class _Endless:

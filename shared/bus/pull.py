@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from shared.bus.connection import Msg
 from shared.bus.follow import Mend, StoredHandler, stored
 from shared.bus.jetstream import RETRY_FIRST_S, RETRY_MOST_S, STREAM_NOT_FOUND, ApiError, JetStream
+from shared.bus.pulse import HEARTBEAT_S, Pulse
 from shared.errors import BusError
 from shared.log import logger
 
@@ -18,8 +19,6 @@ ACK_WAIT_S = 10
 MAX_ACK_PENDING = 20_000
 BATCH = 256
 EXPIRES_S = 5
-HEARTBEAT_S = 1
-SILENCE_S = 3.5
 KEPT_TOKENS = 65_536
 """Messages that a worker may have unacknowledged; of older ones the token is forgotten and they come again."""
 _NS = 1_000_000_000
@@ -129,47 +128,31 @@ class _Request:
     def __init__(self, handler: StoredHandler) -> None:
         self._handler = handler
         self._left = 0
-        self._heard = 0
-        self._busy = False
-        self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._pulse = Pulse()
 
     def begin(self) -> None:
         self._left = BATCH
-        self._end = asyncio.get_running_loop().create_future()
+        self._pulse.begin()
 
     async def ended(self, lost: asyncio.Future[None]) -> str:
         """ "" when the next one may follow, else why not."""
-        while True:
-            heard = self._heard
-            await asyncio.wait((self._end, lost), timeout=SILENCE_S, return_when=asyncio.FIRST_COMPLETED)
-            if self._end.done():
-                return self._end.result()
-            if lost.done():
-                return "connection lost"
-            if heard == self._heard and not self._busy:
-                return "silence"
+        return await self._pulse.until_end(lost)
 
     async def on_message(self, msg: Msg) -> None:
-        self._heard += 1
+        self._pulse.word()
         if msg.status:
             self._on_status(msg)
             return
-        self._busy = True
         try:
-            await self._handler(stored(msg)[0])
+            with self._pulse.handling():
+                await self._handler(stored(msg)[0])
         finally:
-            self._busy = False
-            self._heard += 1
             self._left -= 1
             if self._left == 0:
-                self._finish("")
+                self._pulse.end("")
 
     def _on_status(self, msg: Msg) -> None:
         if msg.status in {"404", "408"} or (msg.status == "409" and "Batch Completed" in msg.description):
-            self._finish("")
+            self._pulse.end("")
         elif msg.status != "100":
-            self._finish(f"{msg.status} {msg.description}")
-
-    def _finish(self, why: str) -> None:
-        if not self._end.done():
-            self._end.set_result(why)
+            self._pulse.end(f"{msg.status} {msg.description}")
