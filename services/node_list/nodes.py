@@ -79,20 +79,22 @@ class NodeView:
         self.liveness.age(now_us, grace_us, max(policy.lost_us, 2 * grace_us))
 
     def warning(self, event: DeadlineEvent) -> None:
-        """at_risk and recovered, as the tracker says them; what is older than the last word is ignored."""
-        if event.request_id is not None and event.replica is not None and event.generation is not None:
-            of = (event.request_id, event.replica, event.generation)
-            if event.kind in {"at_risk", "recovered"} and event.judged >= self.judged.get(of, 0):
-                self.warned[of], self.judged[of] = event.kind == "at_risk", event.judged
+        """at_risk and recovered, as the tracker says them."""
+        if event.kind in {"at_risk", "recovered"}:
+            self._note(event, event.judged, at_risk=event.kind == "at_risk")
 
     def records(self, containers: Iterable[ContainerRecord]) -> None:
         """The tracker's checkpoint: the same, for whoever missed an event."""
         for record in containers:
-            if record.request_id is not None and record.replica is not None and record.generation is not None:
-                of = (record.request_id, record.replica, record.generation)
-                if record.met + record.missed >= self.judged.get(of, 0):
-                    self.warned[of] = record.standing == Standing.AT_RISK
-                    self.judged[of] = record.met + record.missed
+            self._note(record, record.met + record.missed, at_risk=record.standing == Standing.AT_RISK)
+
+    def _note(self, said: DeadlineEvent | ContainerRecord, judged: int, *, at_risk: bool) -> None:
+        """What is older than the last word, by the verdicts that it counts, is ignored."""
+        if said.request_id is None or said.replica is None or said.generation is None:
+            return
+        of = (said.request_id, said.replica, said.generation)
+        if judged >= self.judged.get(of, 0):
+            self.warned[of], self.judged[of] = at_risk, judged
 
     def found(self, facts: NodeFacts | None, revision: int) -> None:
         """rt_nodes as it is; what its writer has said already we need not say."""

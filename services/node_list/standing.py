@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from shared.admission import RtTask, Sharing, admit_kind, hard_guarantee
 from shared.messages import (
@@ -53,17 +54,19 @@ def judge(
         return ClassStanding(standing=DeviceStanding.AT_RISK, slack_us=None, reason=reason)
     if sum(r.share_micro for r in residents) >= SHARE_WHOLE_MICRO:
         return ClassStanding(standing=DeviceStanding.FULL, slack_us=None, reason="no share is left")
-    return _admission(device, wanted, residents, foreign, tight_ratio)
-
-
-def _admission(
-    device: DeviceMetrics, wanted: ClassTask, residents: Sequence[Reservation], foreign: bool, tight_ratio: float
-) -> ClassStanding:
     sharing = Sharing(device.regime, device.slice_us, device.switch_us)
+    return _admission(sharing, wanted, tuple(residents), foreign, tight_ratio)
+
+
+@lru_cache(maxsize=1 << 16)
+def _admission(
+    sharing: Sharing, wanted: ClassTask, residents: tuple[Reservation, ...], foreign: bool, tight_ratio: float
+) -> ClassStanding:
+    """Remembered: a heartbeat comes every second, and what the test looks at seldom changes with it."""
     tasks, contexts = resident_tasks(residents)
     sound, why = hard_guarantee(sharing)
     kind = Kind.HARD if sound else Kind.FIRM
-    verdict = admit_kind(kind, sharing, tasks, wanted.task(device.regime), contexts + foreign)
+    verdict = admit_kind(kind, sharing, tasks, wanted.task(sharing.regime), contexts + foreign)
     reason = verdict.reason + ("; foreign work on the device counts as a context" if foreign else "")
     if not verdict.admitted:
         return ClassStanding(standing=DeviceStanding.FULL, slack_us=verdict.slack_us, reason=reason)
