@@ -37,10 +37,6 @@ class ManualClock:
         """How many sleep now."""
         return sum(not woken.done() for _, _, woken in self._sleepers)
 
-    def step_wall_us(self, by_us: int) -> None:
-        """The wall clock jumps, the monotonic one does not."""
-        self._offset_us += by_us
-
     def suspend(self, for_us: int) -> None:
         """Time passes and nobody is woken on the way, as when a process stands still; ``advance(0)`` wakes it."""
         self._now_us += for_us
