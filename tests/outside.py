@@ -20,11 +20,17 @@ async def connect(url: str) -> Client:
 
 
 async def until(seen: Callable[[], Awaitable[Any]], what: str, limit_s: float = 20) -> Any:
-    """The first true answer; fails with the last one when the time is over."""
+    """The first true answer; fails with the last one when the time is over.
+
+    A question that times out is asked again: the server may just be starting, and the client not yet know it.
+    """
     deadline, last = time.monotonic() + limit_s, None
     while time.monotonic() < deadline:
-        if last := await seen():
-            return last
+        try:
+            if last := await seen():
+                return last
+        except TimeoutError as error:
+            last = error
         await asyncio.sleep(0.05)
     pytest.fail(f"{what}: not within {limit_s} s, last seen {last!r}")
 
