@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from cli import client as clients
 from cli import release
 from cli.client import Client
 from cli.output import CommandError, Exit, Output
 from shared.effects import CommitOutcome, Write
+from shared.errors import BusError
 from shared.messages import LedgerIdentity, PlaceReply, RequestRecord
 from shared.subjects import LEDGER, request_key
 
-HELP = "accept a ledger that was restored, or forget what no ledger explains"
+HELP = "back up and restore the ledger, accept one that was lost, or forget what no ledger explains"
 IDENTITY = "ledger"
+DESCRIBED, PACKED = "backup.json", "stream.tar.s2"
+"""The files of a backup, as `nats stream backup` names them too; the first is written last."""
+CHUNK_BYTES = 128 * 1024
 
 
 def arguments(parser: ArgumentParser) -> None:
-    words = parser.add_subparsers(dest="word", required=True, metavar="accept|forget")
+    words = parser.add_subparsers(dest="word", required=True, metavar="backup|restore|accept|forget")
+    backup = words.add_parser("backup", help="write the ledger as it is now into a new folder, at any time")
+    backup.add_argument("folder", type=Path)
+    restore = words.add_parser("restore", help="make the ledger of a backup; stop all placers before")
+    restore.add_argument("folder", type=Path)
+    restore.add_argument(
+        "--replace", action="store_true", help="in place of the one that is there, which goes to FOLDER.replaced"
+    )
     accept = words.add_parser("accept", help="go on with the ledger as it is, former ledger ids being our own")
     accept.add_argument("former", nargs="*", metavar="LEDGER_ID", help="as the alarm or a container's labels name it")
     forget = words.add_parser("forget", help="remove the containers of a request that the ledger does not know")
@@ -27,18 +44,89 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace, output: Output) -> Exit:
-    work = _accept if args.word == "accept" else _forget
-    return asyncio.run(work(args, output))
+    work = {"backup": _backup, "restore": _restore, "accept": _accept, "forget": _forget}[args.word]
+    return work(args, output)
 
 
-async def _accept(args: Namespace, output: Output) -> Exit:
+def _backup(args: Namespace, output: Output) -> Exit:
+    count = _save(args, args.folder)
+    output.result(
+        {"folder": str(args.folder), "keys": count}, lambda console: console.print(f"{count} keys in {args.folder}")
+    )
+    return Exit.OK
+
+
+def _save(args: Namespace, folder: Path) -> int:
+    """Write a backup into a new folder; how many keys it has."""
+    try:
+        folder.mkdir(mode=0o700, parents=True)  # requests carry what people put into their environment
+    except OSError as error:
+        raise CommandError(f"{folder}: {error.strerror}, allowed: a folder that can be made", Exit.USAGE) from None
+
+    async def fetch() -> dict[str, Any]:
+        async with clients.of(args) as client:
+            with _told_plainly():
+                return await client.bus.backup(LEDGER, packed.write)
+
+    with (folder / PACKED).open("wb") as packed:
+        made = asyncio.run(fetch())
+    (folder / DESCRIBED).write_text(json.dumps(made, indent=2) + "\n")
+    return int(made["state"]["messages"])
+
+
+def _restore(args: Namespace, output: Output) -> Exit:
+    folder: Path = args.folder
+    try:
+        made = json.loads((folder / DESCRIBED).read_bytes())
+        packed = (folder / PACKED).open("rb")
+    except (OSError, ValueError):
+        found = f"{folder}: found no whole backup, allowed: a folder with {DESCRIBED} and {PACKED}"
+        raise CommandError(found, Exit.USAGE) from None
+
+    async def send() -> None:
+        async with clients.of(args) as client:
+            chunks = iter(partial(packed.read, CHUNK_BYTES), b"")
+            with _told_plainly():
+                await client.bus.restore(LEDGER, made, chunks, replace=args.replace)
+
+    with packed:
+        asyncio.run(_nobody_decides(args))
+        if args.replace:
+            _save(args, folder.with_name(f"{folder.name}.replaced"))
+        asyncio.run(send())
+    count = made["state"]["messages"]
+    output.result({"keys": count}, lambda console: console.print(f"{count} keys restored; start the placers"))
+    return Exit.OK
+
+
+async def _nobody_decides(args: Namespace) -> None:
     async with clients.of(args) as client:
-        identity = await accept(client, args.former)
+        if await client.listens("placer"):
+            raise CommandError("a placer runs: stop all placers, restore, and start them again", Exit.REFUSED)
+
+
+@contextmanager
+def _told_plainly() -> Iterator[None]:
+    """What the server refuses, as the command's own end."""
+    try:
+        yield
+    except BusError as error:
+        hint = "; --replace puts it in place of the one that is there" if "in use" in str(error) else ""
+        raise CommandError(f"{error}{hint}", Exit.REFUSED) from None
+
+
+def _accept(args: Namespace, output: Output) -> Exit:
+    identity = asyncio.run(_written(args))
     former = ", ".join(identity.former) or "none"
     output.result(
         identity, lambda console: console.print(f"ledger {identity.ledger_id} accepted, former ids: {former}")
     )
     return Exit.OK
+
+
+async def _written(args: Namespace) -> LedgerIdentity:
+    async with clients.of(args) as client:
+        return await accept(client, args.former)
 
 
 async def accept(client: Client, former: list[str]) -> LedgerIdentity:
@@ -55,13 +143,17 @@ async def accept(client: Client, former: list[str]) -> LedgerIdentity:
     return made
 
 
-async def _forget(args: Namespace, output: Output) -> Exit:
+def _forget(args: Namespace, output: Output) -> Exit:
+    reply = asyncio.run(_forgotten(args))
+    output.result(reply, lambda console: console.print(_told(reply)))
+    return Exit.USAGE if reply.outcome == "error" else Exit.OK
+
+
+async def _forgotten(args: Namespace) -> PlaceReply:
     async with clients.of(args) as client:
         if await client.read_key(LEDGER, request_key(args.request_id), RequestRecord):
             raise CommandError(f"the ledger knows {args.request_id}: use laxity release", Exit.USAGE)
-        reply = await release.ask(client, args.request_id)
-    output.result(reply, lambda console: console.print(_told(reply)))
-    return Exit.USAGE if reply.outcome == "error" else Exit.OK
+        return await release.ask(client, args.request_id)
 
 
 def _told(reply: PlaceReply) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NoReturn, Self
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, NoReturn, Self
 
 from shared.bus.atomic import Commits, value_of
 from shared.bus.connection import Connection, Handler, Listener, Listening, Msg, NoResponders
@@ -13,6 +13,7 @@ from shared.bus.credentials import credentials
 from shared.bus.follow import Follow, StoredHandler, Told, Watch
 from shared.bus.jetstream import JetStream, Stored, StoredMsg
 from shared.bus.pull import Acks, Pull
+from shared.bus.snapshot import backup, restore
 from shared.clock import Clock, SystemClock
 from shared.effects import CommitDone, KeyChanged, WatchReplayed, Write
 from shared.errors import OutcomeUnknownError
@@ -171,6 +172,17 @@ class Bus:
         """Every key, WatchReplayed, then every change, until cancelled; all again after a gap."""
         name = named(bucket, self.settings.prefix)
         await Watch(self._js, name, bucket, handler, self._told, self.ensure_streams).run()
+
+    async def backup(self, bucket: str, write: Callable[[bytes], object]) -> dict[str, Any]:
+        """The whole bucket with its revisions, in chunks to ``write``; returns what ``restore`` needs beside them."""
+        return await backup(self._js, bucket_stream(bucket, self.settings.prefix), write)
+
+    async def restore(self, bucket: str, made: dict[str, Any], chunks: Iterable[bytes], *, replace: bool) -> None:
+        """Make the bucket of a backup; ApiError where it is there already, unless it is to be replaced."""
+        stream = bucket_stream(bucket, self.settings.prefix)
+        if replace:
+            await self._js.delete(stream)
+        await restore(self._js, stream, made, chunks)
 
 
 def rfc3339(at_us: int) -> str:

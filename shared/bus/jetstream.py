@@ -145,6 +145,14 @@ class JetStream:
     async def info(self, stream: str) -> dict[str, Any]:
         return await self.call(f"STREAM.INFO.{stream}")
 
+    async def delete(self, stream: str) -> None:
+        """Delete a stream; harmless where there is none."""
+        try:
+            await self.call(f"STREAM.DELETE.{stream}")
+        except ApiError as error:
+            if error.code != STREAM_NOT_FOUND:
+                raise
+
     async def subjects(self, stream: str) -> set[str]:
         """Every subject of which the stream holds a message."""
         found: set[str] = set()

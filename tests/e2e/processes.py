@@ -71,7 +71,7 @@ class Cluster:
     def containers(self) -> list[str]:
         """Names of the fake containers that exist."""
         root = self.folder / "state" / "fake"
-        return sorted(path.name for path in root.glob("*/laxity-*"))
+        return sorted(path.stem for path in root.glob("*/laxity-*.json"))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
