@@ -26,7 +26,6 @@ from services.monitor.probes.base import (
     Snapshot,
 )
 from services.monitor.probes.nvml_process import (
-    LONGEST_PAUSE_S,
     Answer,
     Asked,
     AskedMemory,
@@ -43,8 +42,7 @@ HIDDEN_MIB: Final = 256
 HIDDEN_WITH_RESERVED_MIB: Final = 2_048
 """The same where the driver counts what it reserves as used, and does not tell how much that is."""
 MAX_PID: Final = 1 << 22
-LOST_GPU: Final = "gpu_lost"
-_ILL: Final = frozenset({LOST_GPU, "reset_required"})
+_ILL: Final = frozenset({"gpu_lost", "reset_required"})
 """Reasons that concern the whole device, whatever was asked."""
 _ILL_WITHOUT_MEMORY: Final = frozenset({"driver_error", "driver_timeout"})
 """The same only where not even the memory is told: a card that fell off the bus may answer this (NVML: unknown)."""
@@ -95,8 +93,6 @@ class GpuProbe:
         found = [self._ill(uuid, failed) for uuid in self._told] if failed else list(self._devices(answer, host))
         self._note(failed, len(found))
         self._told |= {reading.uuid: reading for reading in found}
-        if any(reading.fault == LOST_GPU for reading in found) and self._driver.age_s > LONGEST_PAUSE_S:
-            self._driver.restart()  # one that is back is seen by a driver that was loaded after it
         return replace(host, devices=tuple(found), counts={**host.counts, **self._counts})
 
     def _note(self, failed: str | None, devices: int) -> None:
@@ -150,8 +146,11 @@ class GpuProbe:
 
     def _device(self, raw: RawDevice, ours: frozenset[int], host: Snapshot) -> DeviceReading:
         memory, used = self._memory(raw)
+        fault = _fault(raw)
+        if fault and memory.value is None and raw.uuid.value in self._told:
+            memory = self._told[raw.uuid.value].memory_mib  # a fact that stays
         utilisation = _utilisation(raw)
-        unified = memory.reason is None and _integrated(raw)
+        unified = fault is None and memory.reason is None and _integrated(raw)
         processes = self._processes(raw)
         if isinstance(processes, dict) and not unified and _hidden(raw, processes, used):
             processes = NOT_TOLD_APART
@@ -169,7 +168,7 @@ class GpuProbe:
             memory_used_mib=used,
             foreign_share_micro=_foreign_share(processes, ours, utilisation),
             foreign_memory_mib=host.foreign_memory_mib if unified else _foreign_memory(processes, ours),
-            fault=_fault(raw),
+            fault=fault,
         )
 
     def _memory(self, raw: RawDevice) -> tuple[Reading, Reading]:

@@ -1,8 +1,9 @@
 """The program that asks NVIDIA's driver, in a process of its own; what the answers mean is decided elsewhere.
 
-``python nvml.py``: for each line on stdin one line of JSON on stdout, with all GPUs. A driver may hang for ever or
-bring its process down, so the monitor never loads it itself. Nothing of ours is imported: this starts again and again
-while a driver is ill. One value that the driver refuses is a reason in its place and leaves all others as they are.
+``python nvml.py PARENT``: for each line on stdin one line of JSON on stdout, with all GPUs. A driver may hang for ever
+or bring its process down, so the monitor never loads it itself. Nothing of ours is imported: this starts again and
+again while a driver is ill. One value that the driver refuses is a reason in its place and leaves the others as they
+are.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Asked(TypedDict):
 
 def main() -> None:
     """Answer until stdin ends, or until the driver as a whole fails: a new process may find it well again."""
-    _die_with_the_monitor()
+    _die_with(int(sys.argv[1]))
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a driver prints is no answer
     known: dict[int, str] = {}
@@ -159,9 +160,11 @@ def _reason(error: Any) -> str:
     return REASONS.get(error.value, f"nvml_error_{error.value}")
 
 
-def _die_with_the_monitor() -> None:
+def _die_with(monitor: int) -> None:
     """One that hangs in a driver does not notice that stdin has ended. 1 is PR_SET_PDEATHSIG."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != monitor:  # it was gone before we had asked for that
+        sys.exit()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -95,13 +94,9 @@ class NvmlProcess:
     LONGEST_PAUSE_S. One that hangs in the kernel does not even die: no other is started beside it.
     """
 
-    def __init__(
-        self, deadline_s: float, first_deadline_s: float, pause_s: float, program: Sequence[str] = PROGRAM
-    ) -> None:
+    def __init__(self, deadline_s: float, first_deadline_s: float, pause_s: float) -> None:
         self._deadline_s, self._first_deadline_s, self._pause_s = deadline_s, first_deadline_s, pause_s
-        self._program = program
         self._process: subprocess.Popen[bytes] | None = None
-        self._began_s = 0.0
         self._received = b""
         self._asked_s: float | None = None
         self._answered = False
@@ -109,11 +104,6 @@ class NvmlProcess:
         self._failures = 0
         self._not_before_s = 0.0
         self._last = Answer(failed=STARTING)
-
-    @property
-    def age_s(self) -> float:
-        """How long ago the present process was started; 0 where there is none."""
-        return time.monotonic() - self._began_s if self._process else 0.0
 
     def ask(self) -> Answer:
         """Takes little more than the deadline, and never raises."""
@@ -158,9 +148,8 @@ class NvmlProcess:
 
     def _answer(self) -> Answer:
         if self._process is None:
-            pipe = subprocess.PIPE
-            self._process = subprocess.Popen(self._program, stdin=pipe, stdout=pipe, bufsize=0, start_new_session=True)
-            self._began_s = time.monotonic()
+            command, pipe = [*PROGRAM, str(os.getpid())], subprocess.PIPE
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0, start_new_session=True)
         if self._asked_s is None:
             assert self._process.stdin is not None
             self._process.stdin.write(b"\n")
