@@ -20,7 +20,7 @@ def build_fake_nvml(folder: Path) -> Path:
     if compiler is None:
         pytest.skip("needs a C compiler, cc or gcc, for a driver library without a GPU")
     library = folder / "libnvidia-ml.so.1"
-    command = [compiler, "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC", "-o", library, SOURCE]
+    command = [compiler, "-Wall", "-Wextra", "-Werror", "-O1", "-std=gnu11", "-shared", "-fPIC", "-o", library, SOURCE]
     subprocess.run(command, check=True, timeout=60)
     return library
 

@@ -4,7 +4,6 @@
  * processes that hold memory, -1 where it is not told. Profiles: h100, h200-mig, geforce, gb10, gb10-zero, no-memory,
  * old, hidden, lost, gone, unreachable, no-permission, exclusive, prohibited, garbage, hung, slow, crash, mismatch,
  * notloaded, empty. */
-#define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

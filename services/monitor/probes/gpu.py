@@ -14,7 +14,6 @@ from services.monitor.probes import proc as procfs
 from services.monitor.probes.base import (
     IMPLAUSIBLE,
     MIG_ENABLED,
-    NO_DEVICES,
     NOT_SUPPORTED,
     NOT_TOLD_APART,
     UNIFIED_MEMORY,
@@ -89,7 +88,7 @@ class GpuProbe:
     def read(self) -> Snapshot:
         host = self._host.read()
         answer = self._driver.ask()
-        failed = answer.failed or (None if answer.gpus else NO_DEVICES)
+        failed = answer.failed
         found = [self._ill(uuid, failed) for uuid in self._told] if failed else list(self._devices(answer, host))
         self._note(failed, len(found))
         self._told |= {reading.uuid: reading for reading in found}
@@ -228,21 +227,19 @@ def _utilisation(raw: RawDevice) -> Reading:
 
 def _used_by_processes(raw: RawDevice) -> Reading:
     """Where the memory is the machine's, only what processes hold is the GPU's."""
-    held = [held for _, held in raw.processes.value or ()]
-    if raw.processes.value is None or None in held:
-        return Reading(None, UNIFIED_MEMORY)
-    return Reading(_mib(sum(held_bytes for held_bytes in held if held_bytes is not None)))
+    held = [size for _, size in raw.processes.value] if raw.processes.value is not None else [None]
+    return Reading(None, UNIFIED_MEMORY) if None in held else Reading(_mib(sum(filter(None, held))))
 
 
 def _hidden(raw: RawDevice, processes: Mapping[int, int | None], used: Reading) -> bool:
     """Whether somebody holds memory whom the driver does not list, or may do so since what is used is unknown."""
     if not isinstance(used.value, int):
         return True
+    held = list(processes.values())
+    if None in held:
+        return False  # unknown for a better reason
     told = raw.memory.value is not None and raw.memory.value.reserved is not None
-    if None in processes.values():
-        return False
-    listed = sum(held for held in processes.values() if held is not None)
-    return used.value - listed > (HIDDEN_MIB if told else HIDDEN_WITH_RESERVED_MIB)
+    return used.value - sum(filter(None, held)) > (HIDDEN_MIB if told else HIDDEN_WITH_RESERVED_MIB)
 
 
 def _foreign_memory(processes: Mapping[int, int | None] | str, ours: frozenset[int]) -> Reading:
@@ -250,7 +247,7 @@ def _foreign_memory(processes: Mapping[int, int | None] | str, ours: frozenset[i
         return Reading(None, processes)
     if None in processes.values():
         return Reading(None, NOT_SUPPORTED)
-    return Reading(sum(held for pid, held in processes.items() if pid not in ours and held is not None))
+    return Reading(sum(held or 0 for pid, held in processes.items() if pid not in ours))
 
 
 def _foreign_share(processes: Mapping[int, int | None] | str, ours: frozenset[int], utilisation: Reading) -> Reading:

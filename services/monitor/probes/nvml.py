@@ -35,6 +35,9 @@ REASONS: Final = {
 }
 """Codes of NVML in our words; any other is ``nvml_error_<number>``."""
 
+NO_DEVICES: Final = "no_devices"
+"""The driver answers and has none: their files are not here, rather than a machine without GPUs."""
+
 
 class Asked(TypedDict):
     """What the driver said: a value, or the reason why there is none."""
@@ -50,9 +53,11 @@ def main() -> None:
     os.dup2(2, 1)  # what a driver prints is no answer
     known: dict[int, str] = {}
     for _ in sys.stdin:
-        failed, found = None, []
+        failed: str | None = None
+        found: list[dict[str, Any]] = []
         try:
             found = _gpus(known)
+            failed = None if found else NO_DEVICES
         except pynvml.NVMLError as error:
             failed = _reason(error)
         answers.write(json.dumps({"failed": failed, "gpus": found}) + "\n")
