@@ -99,7 +99,7 @@ def driver(library: FakeDriver) -> FakeDriver:
 @pytest.fixture(scope="module")
 def process(library: FakeDriver) -> Iterator[NvmlProcess]:
     """One for all tests that do not need one of their own: starting one takes longer than all else."""
-    made = NvmlProcess(5.0, first_deadline_s=DEADLINE_S, pause_s=0.001)
+    made = NvmlProcess(DEADLINE_S, first_deadline_s=DEADLINE_S, pause_s=0.001)
     yield made
     made.restart()
 
