@@ -227,6 +227,7 @@ async def test_a_secret_reaches_the_container_and_nothing_else(
 ) -> None:
     (tmp_path / "secrets").mkdir()
     (tmp_path / "secrets" / "token").write_text("hunter2\n")
+    (tmp_path / "secrets" / "token").chmod(0o600)
     backend = make(options.model_copy(update={"secrets_dir": tmp_path / "secrets"}))
     await backend.start(spec(env={"TOKEN": {"secret": "token"}}))
     assert "hunter2" == docker("exec", engine_name(options), "sh", "-c", "echo $TOKEN")
