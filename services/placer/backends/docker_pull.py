@@ -57,8 +57,9 @@ class Pulls:
         try:
             await self._follow(engine, image, progress, pull.tell)
         except BackendError as error:
-            pull.tell(str(error))
-            raise
+            why = _named(image, error)
+            pull.tell(str(why))
+            raise why from error
         pull.tell(f"{progress.text}, pulled")
 
     async def _follow(self, engine: Engine, image: str, progress: told.PullProgress, tell: Hear) -> None:
@@ -68,13 +69,13 @@ class Pulls:
         async with engine.stream("POST", "images/create", params, headers) as lines:
             while line := await engine.line(lines, self._options.pull_idle_us):
                 if (error := told.line_of(line).get("error")) is not None:
-                    raise BackendError(f"image {image} cannot be pulled: {clip(error, LONGEST_REASON)}")
+                    raise BackendError(clip(error, LONGEST_REASON))
                 progress.take(line)
                 if self._clock.now_us() - told_us >= TELL_EVERY_US:
                     told_us = self._clock.now_us()
                     tell(progress.text)
         if line is None:
-            raise BackendError(f"image {image} cannot be pulled: no progress")
+            raise BackendError("no progress")
 
     async def _has(self, engine: Engine, image: str) -> bool:
         try:
@@ -84,3 +85,8 @@ class Pulls:
                 return False
             raise
         return True
+
+
+def _named(image: str, error: BackendError) -> BackendError:
+    """A registry's words alone, such as `unauthorized`, do not say of what they are."""
+    return BackendError(f"image {image} cannot be pulled: {error}")
