@@ -152,6 +152,29 @@ async def test_all_who_wait_for_one_pull_hear_how_far_it_is_at_most_once_a_secon
     assert all(after - before > 0.95 for before, after in pairwise(times))
 
 
+async def test_who_waits_for_a_pull_that_is_given_up_pulls_by_himself_and_hears_on(
+    registry: Registry, options: DockerOptions, make: Make, tmp_path: Path
+) -> None:
+    pushed = await asyncio.to_thread(lambda: registry.push(f"{options.scope}:1", "one", random_mib=8))
+    async with slowly(registry.port, 8) as port:
+        image = pushed.replace(f":{registry.port}/", f":{port}/")
+        backend = make(with_login(options, logins(tmp_path / "logins.json", f"127.0.0.1:{port}")))
+        first: list[str] = []
+        second: list[str] = []
+        asked = spec(*TELLS, image=image, container="first")
+        given_up = asyncio.create_task(backend.start(replace(asked, progress=first.append)))
+        await until(lambda: len(first) == 1)
+        asked = spec(*TELLS, image=image)
+        kept = asyncio.create_task(backend.start(replace(asked, progress=second.append)))
+        await until(lambda: len(second) > 0)
+        given_up.cancel()
+        await asyncio.gather(given_up, return_exceptions=True)
+        heard = len(first)
+        assert "running" == (await kept).state
+    assert (heard, True) == (len(first), second[-1].endswith(", 1 of 1 layers, pulled"))
+    assert {} == backend._pulls._under_way  # names that anybody may ask for
+
+
 async def test_always_pulls_what_was_pushed_since_and_missing_does_not(
     registry: Registry, options: DockerOptions, make: Make, tmp_path: Path
 ) -> None:
