@@ -14,6 +14,7 @@ from cli.client import Client
 from cli.output import CommandError, Exit, Output, clock_time
 from shared.bus import StoredMsg
 from shared.messages import (
+    PULLING,
     SHARE_WHOLE_MICRO,
     ContainerRecord,
     DeviceFacts,
@@ -73,16 +74,21 @@ async def _request(
     yield _head(request_id, record)
     for line in _wanted(record):
         yield line
-    seen: set[str] = set()
-    for message in told:
-        if message.headers.get("ce-id", "") not in seen:
-            seen.add(message.headers.get("ce-id", ""))
-            for line in _step(PlaceEvent.trusted(message.body)):
-                yield line
+    for event in once_each(told):
+        for line in _step(event):
+            yield line
     for found in await _containers(client, request_id):
         yield _kept(found)
     for line in await _misses(client, request_id):
         yield line
+
+
+def once_each(told: list[StoredMsg]) -> Iterator[PlaceEvent]:
+    """Each event once, and of a pull the last one: how far it came."""
+    events = list({message.headers.get("ce-id", ""): PlaceEvent.trusted(message.body) for message in told}.values())
+    for event, after in zip(events, [*events[1:], None], strict=True):
+        if after is None or (event.state, after.state) != (PULLING, PULLING):
+            yield event
 
 
 def _head(request_id: str, record: RequestRecord | None) -> str:

@@ -17,7 +17,7 @@ from cli.output import Exit, Output, table
 from shared.bus import Msg, NoResponders
 from shared.clock import SystemClock
 from shared.errors import FieldError, OutcomeUnknownError, RefusedError
-from shared.messages import FieldFault, PlaceEvent, PlaceReply, PlaceRequest
+from shared.messages import PULLING, FieldFault, PlaceEvent, PlaceReply, PlaceRequest
 from shared.subjects import PLACE_STREAM
 from shared.units import UnitError, duration_us
 
@@ -27,7 +27,7 @@ REPEAT_US = 2_000_000
 """How long one try waits for its answer: a repeat with the same id is always safe."""
 LOOK_AGAIN_US = 5_000_000
 """How often a waiting request is asked after although no event said that it moved."""
-_WAITING = frozenset({"accepted", "queued"})
+_WAITING = frozenset({"accepted", "queued", PULLING})
 _REFUSED = frozenset({"rejected", "failed", "expired"})
 
 
@@ -74,7 +74,10 @@ async def decide(client: Client, request: PlaceRequest, wait_us: int, note: Call
     moved = asyncio.Event()
 
     async def hear(msg: Msg) -> None:
-        if PlaceEvent.trusted(msg.body).state not in _WAITING:
+        event = PlaceEvent.trusted(msg.body)
+        if event.state == PULLING:
+            note(f"{event.state}: {event.detail}")
+        if event.state not in _WAITING:
             moved.set()
 
     listening = await client.bus.subscribe(client.subjects.place_event(request.request_id), hear)

@@ -16,6 +16,7 @@ from services.placer.core.containers import (
     ListFailed,
     ListNode,
     PlaceStreamAt,
+    Progress,
     Read,
     ReadDone,
     Remove,
@@ -97,9 +98,16 @@ class Performer:
 
     async def start(self, effect: Start) -> Started | StartFailed:
         labels = effect.labels
+        runtime = await self._running()
+        spec = StartSpec(
+            labels,
+            effect.request,
+            regimes=effect.regimes,
+            progress=lambda text: runtime.post(Progress(labels, text)),
+        )
         try:
             async with asyncio.timeout(self._start_timeout_us / 1_000_000):
-                seen = await self._reach.backend(labels.node).start(StartSpec(labels, effect.request))
+                seen = await self._reach.backend(labels.node).start(spec)
         except BackendError as error:
             return StartFailed(labels.node, labels.container, str(error))
         except TimeoutError:

@@ -47,7 +47,7 @@ SERVICE = Service(
     ),
     publishes=(
         Publishes("(reply)", "reply", PlaceReply, "to rt.place, rt.confirm and rt.release: one each"),
-        Publishes("events.place.<request>", "event", PlaceEvent, "each step of a request's life"),
+        Publishes("events.place.<request>", "event", PlaceEvent, "each step of a request's life; how far a pull is"),
         Publishes("events.bus.placer", "event", BusEvent, "the ledger changed; a container that no key explains"),
         Publishes(LEDGER, "kv", RequestRecord, "request.<request id>: where a request is in its life"),
         Publishes(LEDGER, "kv", NodeReservations, "node.<node>: who holds what on it"),

@@ -33,6 +33,7 @@ from shared.messages.nodes import (
     Regime,
 )
 from shared.messages.place import (
+    PULLING,
     AllExcept,
     ConfirmRequest,
     FieldFault,
@@ -66,6 +67,7 @@ from shared.messages.tasks import (
 __all__ = [
     "COLUMNS",
     "MAX_BODY_BYTES",
+    "PULLING",
     "SHARE_WHOLE_MICRO",
     "AllExcept",
     "BusEvent",

@@ -254,8 +254,16 @@ class ReleaseRequest(Message):
     request_id: Name
 
 
+PULLING = "pulling"
+"""Of a PlaceEvent: an image is being pulled for the request's start."""
+
+
 class PlaceEvent(Message):
-    """One step of a request's life; ``state`` also says ``accepted`` and ``moved``, which are no states."""
+    """One step of a request's life; ``state`` also says ``accepted`` and ``moved``, which are no states.
+
+    ``pulling``, the third such word, is no step either: ``step`` is 0, ``detail`` says in numbers how far the pull of
+    the image is, and the next one is at least a second later. It is told for as long as the start waits for the pull.
+    """
 
     at_us: int
     request_id: Name

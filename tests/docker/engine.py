@@ -26,12 +26,14 @@ APPLETS = ("sh", "sleep", "dd", "true", "false", "echo")
 class OwnEngine:
     """One dockerd, in a network namespace of its own: with --bridge=none it removes docker0, which is another's."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        """``arguments``: more of them for dockerd, such as a second address, which only its own namespace has."""
         if os.geteuid() != 0 or shutil.which("dockerd") is None or shutil.which("busybox") is None:
             pytest.skip(
                 "an engine of the test's own needs root, dockerd and a static busybox; make test-docker has them"
             )
         self._folder = folder
+        self._arguments = arguments
         # Sockets lie below it, and a socket's path may have 107 bytes only.
         self._run = Path(tempfile.mkdtemp(prefix="laxity-faults-", dir="/run"))
         self._process: subprocess.Popen[bytes] | None = None
@@ -72,6 +74,7 @@ class OwnEngine:
             *("--exec-root", str(self._run / "exec"), "--pidfile", str(self._run / "docker.pid"), "-H", self.url),
             *("--shutdown-timeout=5", "--bridge=none", "--iptables=false", "--ip-masq=false", "--ip-forward=false"),
             *("--containerd", self._address),
+            *self._arguments,
         )
 
     @property
@@ -80,7 +83,8 @@ class OwnEngine:
 
     def _spawn(self, *command: str) -> subprocess.Popen[bytes]:
         with (self._folder / f"{command[0]}.log").open("ab") as log:
-            alone = ("unshare", "--net", *command)
+            loopback = 'busybox ip link set lo up; exec "$@"'
+            alone = ("unshare", "--net", "sh", "-c", loopback, "-", *command)
             return subprocess.Popen(alone, stdout=log, stderr=log, start_new_session=True)
 
     def _answers(self) -> bool:
@@ -100,6 +104,11 @@ class OwnEngine:
         packed = self._folder / "image.tar"
         subprocess.run(["tar", "-C", str(root), "-cf", str(packed), "."], check=True)
         self.docker("import", str(packed), IMAGE)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the engine was not started"
+        return self._process.pid
 
     # --- what an outsider sees ---
 

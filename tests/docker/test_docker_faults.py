@@ -23,7 +23,8 @@ import pytest
 from nats.aio.client import Client
 
 from services.placer.backends.base import StartSpec
-from services.placer.backends.docker import DockerBackend, Engine
+from services.placer.backends.docker import DockerBackend
+from services.placer.backends.docker_engine import Engine
 from shared.messages import ContainerLabels, PlaceRequest, Reservation
 from shared.testing.service_process import ServiceProcess
 from tests.docker.engine import IMAGE, OwnEngine

@@ -23,6 +23,7 @@ from typing import Literal, Protocol
 
 from services.placer.core.capabilities import Capabilities
 from shared.messages.ledger import ContainerLabels
+from shared.messages.nodes import Regime
 from shared.messages.place import PlaceRequest
 
 
@@ -34,6 +35,10 @@ class StartSpec:
     request: PlaceRequest
     env: Mapping[str, str] = field(default_factory=dict)
     """What the placer adds to the request's own environment; wins over it."""
+    regimes: tuple[Regime | None, ...] = ()
+    """How each device of the reservation is shared, in its order; None, or missing, where nobody knows."""
+    progress: Callable[[str], None] = field(default=lambda _: None, compare=False)
+    """Told how far a long wait is, such as the pull of an image, in words for people; at most once a second."""
 
 
 @dataclass(frozen=True)

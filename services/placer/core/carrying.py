@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Protocol
 
+from services.placer.core.cluster import Cluster
 from services.placer.core.containers import (
     Ended,
     Found,
     Listed,
     ListFailed,
     ListNode,
+    Progress,
     Start,
     Started,
     StartFailed,
@@ -40,6 +43,7 @@ class Placer(Protocol):
 
     me: str
     ledger: Ledger
+    cluster: Cluster
     following: Following
     leader: Leader
     telling: Telling
@@ -65,12 +69,19 @@ class Carrying:
 
     def carry(self, effects: Iterable[Effect]) -> None:
         """Hand effects to the shell, but no start, stop or list of what is in hand already."""
-        for effect in effects:
+        for each in effects:
+            effect = self._with_regimes(each) if isinstance(each, Start) else each
             if isinstance(effect, Start | Stop | ListNode) and not self.hands.take(effect, self._placer.now_us):
                 continue
             if isinstance(effect, Start):
                 self._note(effect.labels.reservation, f"start of {effect.labels.container} on {effect.labels.node}")
             self._placer.say([effect])
+
+    def _with_regimes(self, start: Start) -> Start:
+        """As the node declares them now: a backend tells a container that shares its device by MPS so."""
+        facts = self._placer.cluster.facts(start.labels.node)
+        known = {device.uuid: device.regime for device in facts.devices} if facts else {}
+        return replace(start, regimes=tuple(map(known.get, start.labels.reservation.devices)))
 
     def pursue(self, record: RequestRecord) -> None:
         """Stop what is to be stopped, as its owner; a start that is under way is left to end first."""
@@ -148,6 +159,12 @@ class Carrying:
             self._note(held, f"start failed: {event.reason}")
             self._placer.add(MarkStartFailed(held.request_id, held.replica, held.generation, event.reason))
             self._pursue_again(held.request_id)
+
+    def progress(self, event: Progress) -> None:
+        """Told while its start is in hand: what comes later would contradict what was said since."""
+        placer = self._placer
+        if placer.following.ledger_id is not None and self.hands.starts(event.labels.container):
+            placer.say([placer.telling.progress(event, placer.following.ledger_id, placer.wall_us)])
 
     def _pursue_again(self, request_id: str) -> None:
         """A stop may have waited for the start to end."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.effects import KeyChanged
-from shared.messages import ContainerLabels, PlaceRequest
+from shared.messages import ContainerLabels, PlaceRequest, Regime
 
 # --- effects: slow, each ends in one of the events below ---
 
@@ -16,6 +16,8 @@ class Start:
 
     labels: ContainerLabels
     request: PlaceRequest
+    regimes: tuple[Regime | None, ...] = ()
+    """How each device of the reservation is shared, in its order; None where its node's facts do not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,14 @@ class StartFailed:
     node: str
     container: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A start is still pulling its image; told to people, and changes nothing."""
+
+    labels: ContainerLabels
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

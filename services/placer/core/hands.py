@@ -26,6 +26,10 @@ class Hands:
         container = effect.labels.container if isinstance(effect, Start) else effect.container
         return self._containers.setdefault(container, effect) is effect
 
+    def starts(self, container: str) -> bool:
+        """A start of it is under way."""
+        return isinstance(self._containers.get(container), Start)
+
     def ended(self, container: str, now_us: int) -> Start | Stop | None:
         """What was in hand for a container."""
         self._ended_us[container] = now_us
