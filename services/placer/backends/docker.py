@@ -28,7 +28,7 @@ from services.placer.backends.docker_options import DockerEngine, DockerOptions
 from services.placer.backends.folder import folder_name, mark_ended, write_whole
 from services.placer.core.capabilities import Capabilities
 from shared.clock import Clock, SystemClock
-from shared.errors import BackendError, clip
+from shared.errors import BackendError, BackendSilentError, clip
 
 POLL_US = 20_000
 RESUBSCRIBE_US = 200_000
@@ -46,7 +46,7 @@ class RefusedError(BackendError):
         super().__init__(clip(message, LONGEST_REASON))
 
 
-class NoAnswerError(BackendError):
+class NoAnswerError(BackendSilentError):
     """The engine did not answer in time, or cannot be reached."""
 
 
@@ -174,6 +174,7 @@ class DockerBackend:
             secrets=options.secrets_dir is not None,
             user=True,
             shm=True,
+            resize=True,
         )
         self._options = options
         self._ring_root = ring_root.absolute()
@@ -248,7 +249,7 @@ class DockerBackend:
             self._leave_ring(engine, container)
 
     async def resize(self, node: str, container: str, *, cpu_milli: int = 0, memory_mib: int = 0) -> None:
-        """Change the limits of a running container; 0 leaves one as it is. BackendError where the engine refuses."""
+        """See Backend. An engine that refuses puts back what it had."""
         engine = self._engine(node)
         found = await self._ours(engine, container)
         if found is None:
