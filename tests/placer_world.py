@@ -415,6 +415,12 @@ class World:
             for held in (box.labels.reservation for box in self.boxes.values() if box.running)
         }
         assert wanted == there
+        reserved = {(r.request_id, r.replica, r.generation): r for node in self.reservations().values() for r in node}
+        for box in (box for box in self.boxes.values() if box.running):
+            held = box.labels.reservation
+            has = box.limits or Size(cpu_milli=held.cpu_milli, memory_mib=held.memory_mib)
+            now = reserved[held.request_id, held.replica, held.generation]
+            assert (has.cpu_milli, has.memory_mib) == (now.cpu_milli, now.memory_mib)
         for record in records.values():
             assert {step.number: step.state for step in record.steps} == self.told(record.request_id), record.steps
 
