@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,13 +11,20 @@ import pytest
 from shared.messages import RequestRecord
 from shared.testing.wait import eventually, until
 from tests.docker import test_placer_on_docker as on_docker
-from tests.docker_engine import inspect
+from tests.docker_engine import docker, inspect
 from tests.integration import test_placer as placers
 
 pytestmark = pytest.mark.docker
 stack = placers.stack
 cluster = placers.cluster
-settings = on_docker.settings
+told = on_docker.settings
+
+
+@pytest.fixture
+def settings(told: dict[str, str]) -> Iterator[dict[str, str]]:
+    yield told
+    for name in on_docker.there(told):  # by now no placer lives that would start it again
+        docker("rm", "-f", name)
 
 
 def limits(name: str) -> tuple[float, int, int]:
@@ -43,7 +51,7 @@ async def reserved(cluster: placers.Cluster) -> list[tuple[int, int]]:
 
 
 async def test_a_running_container_gets_its_new_limits_and_goes_on(
-    cluster: placers.Cluster, settings: dict[str, str]
+    settings: dict[str, str], cluster: placers.Cluster
 ) -> None:
     cluster.placer("p0", **settings)
     await cluster.place(command=["sleep", "60"], cpu_milli=250, memory_mib=64)
@@ -61,7 +69,7 @@ async def test_a_running_container_gets_its_new_limits_and_goes_on(
 
 
 async def test_what_the_engine_refuses_stays_as_it_was_and_says_why(
-    cluster: placers.Cluster, settings: dict[str, str]
+    settings: dict[str, str], cluster: placers.Cluster
 ) -> None:
     cluster.placer("p0", **settings)
     await cluster.place(command=["sleep", "60"], cpu_milli=250, memory_mib=64)
@@ -76,7 +84,7 @@ async def test_what_the_engine_refuses_stays_as_it_was_and_says_why(
 
 
 async def test_a_size_that_a_killed_placer_had_in_hand_is_given_by_the_next(
-    cluster: placers.Cluster, settings: dict[str, str]
+    settings: dict[str, str], cluster: placers.Cluster
 ) -> None:
     first = cluster.placer("p0", **settings)
     await cluster.place(command=["sleep", "60"], cpu_milli=250, memory_mib=64)
@@ -94,7 +102,7 @@ async def test_a_size_that_a_killed_placer_had_in_hand_is_given_by_the_next(
 
 
 async def test_a_container_that_ends_is_started_anew_with_its_new_size(
-    cluster: placers.Cluster, settings: dict[str, str]
+    settings: dict[str, str], cluster: placers.Cluster
 ) -> None:
     cluster.placer("p0", **settings, LAXITY_PLACER_BACKOFF_FIRST_US="1000")
     await cluster.place(command=["sleep", "60"], cpu_milli=250, memory_mib=64, restart="on_failure")
@@ -102,7 +110,7 @@ async def test_a_container_that_ends_is_started_anew_with_its_new_size(
     (name,) = on_docker.there(settings)
     await cluster.ask("resize", request_id="a", memory_mib=128)
     await ended(cluster)
-    on_docker.docker("kill", name)
+    docker("kill", name)
 
     async def again() -> str | None:
         record = await cluster.record("a")
