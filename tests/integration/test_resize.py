@@ -26,9 +26,13 @@ class Command:
 
     async def resize(self, *arguments: str) -> tuple[int, dict[str, Any]]:
         """Its exit code and its reply; what it said on stderr where there is no reply."""
-        code = await asyncio.to_thread(main, ["resize", *arguments, "--nats-url", self._url, "-o", "json"])
-        out, err = self._capsys.readouterr()
+        code, out, err = await self.run("resize", *arguments, "-o", "json")
         return code, json.loads(out) if out else {"stderr": err}
+
+    async def run(self, *arguments: str) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr."""
+        code = await asyncio.to_thread(main, [*arguments, "--nats-url", self._url])
+        return code, *self._capsys.readouterr()
 
 
 @pytest.fixture
@@ -80,6 +84,17 @@ async def test_what_the_backend_or_the_node_refuses_has_exit_code_1_and_its_reas
     code, reply = await command.resize("a", "--cpu", "65")
     assert (1, "rejected", "never.cpu") == (code, reply["outcome"], reply["reasons"][0]["code"])
     assert [(500, 64)] == given(cluster) == await reserved(cluster)
+
+
+async def test_people_are_told_the_size_and_the_story(cluster: placers.Cluster, command: Command) -> None:
+    cluster.placer("p1")
+    await cluster.place(memory_mib=64)
+    await cluster.reach("a", "started")
+    code, out, _ = await command.run("resize", "a", "--memory", "128Mi")
+    assert (0, True) == (code, "each replica: cpu without limit, memory 128 MiB" in out)
+    story = (await command.run("explain", "a"))[1]
+    assert "resized since: cpu without limit, memory 128 MiB" in story
+    assert "from cpu without limit, memory 64 MiB to cpu without limit, memory 128 MiB" in story.replace("\n", " ")
 
 
 async def test_mistakes_and_ids_that_nobody_knows(cluster: placers.Cluster, command: Command) -> None:

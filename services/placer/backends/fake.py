@@ -183,6 +183,8 @@ class FakeBackend:
             raise BackendError(f"{container} is not on {node}")
         if found.most_memory_mib is not None and memory_mib > found.most_memory_mib:
             raise BackendError(f"the fake was told to refuse more: FAKE_MOST_MEMORY_MIB={found.most_memory_mib}")
+        if found.seen(self._clock.now_us()).state == "exited":
+            return  # a record that is written again would be posted again
         limits = {"cpu_milli": cpu_milli, "memory_mib": memory_mib}
         given = {limit: amount for limit, amount in limits.items() if amount}
         held = found.labels.reservation.model_copy(update=given)
