@@ -264,6 +264,30 @@ def test_a_hold_has_its_new_size_at_once_and_keeps_it_when_it_is_held_again(worl
     assert 3_000 == world.boxes[world.running("a")[0]].labels.reservation.cpu_milli
 
 
+def test_one_that_grew_while_it_waited_waits_for_room_for_all_of_it(world: World) -> None:
+    place(world, cpu_milli=4_000)
+    place(world, request_id="b", queue=True)
+    world.resize("p1", "b", cpu_milli=3_000)
+    world.release("p1", "a")
+    place(world, request_id="c", cpu_milli=2_000)
+    world.pass_time(2)
+
+    assert State.QUEUED == world.record("b").state
+    world.release("p1", "c")
+    world.pass_time(2)
+    assert [(3_000, 1_024)] == reserved(world)
+
+
+def test_a_hold_that_grew_is_held_again_only_with_room_for_all_of_it(world: World) -> None:
+    place(world, hold_us=5 * SECOND)
+    world.resize("p1", "a", cpu_milli=3_000)
+    world.pass_time(6)
+    place(world, request_id="c", cpu_milli=2_000)
+    said = world.place("p1", gpu=None, cpu_milli=1_000, memory_mib=1_024, hold_us=5 * SECOND)
+
+    assert ("rejected", "not_now.cpu") == (said.outcome, said.reasons[0].code)
+
+
 def test_the_request_as_it_was_first_sent_is_still_a_duplicate(world: World) -> None:
     place(world)
     world.resize("p1", "a", cpu_milli=2_000)
