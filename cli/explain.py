@@ -12,6 +12,7 @@ from cli import client as clients
 from cli import events
 from cli.client import Client
 from cli.output import CommandError, Exit, Output, clock_time
+from services.placer.core.records import said
 from shared.bus import StoredMsg
 from shared.messages import (
     PULLING,
@@ -109,6 +110,8 @@ def _wanted(record: RequestRecord | None) -> Iterator[str]:
         else "no device"
     )
     yield f"  wants {body.replicas} x ({gpu}, {body.cpu_milli} milli CPU, {format_mib(body.memory_mib)})"
+    if record.size is not None:
+        yield f"  resized since: {said(record.size)}"
     if (timing := body.realtime) is not None:
         period = format_us(timing.period_us or timing.deadline_us)
         yield (

@@ -108,6 +108,18 @@ class Backend(Protocol):
         """
         ...
 
+    async def resize(self, node: str, container: str, *, cpu_milli: int, memory_mib: int) -> None:
+        """Give a running container these limits; 0 leaves one as it is. Idempotent, and the command notices nothing.
+
+        Called for a request of another size, and again by whoever takes it over. Returns when the limits hold: the
+        caller frees what is not needed any more. What is asked of one that has exited does not matter. Labels may go
+        on saying what it started with.
+        BackendError: it is unknown, or it keeps the limits that it had, both of them; the caller frees what was meant
+        for it. BackendSilentError: it may have either; the caller keeps the larger of both and asks again.
+        Only where ``capabilities.resize`` says so; others raise BackendError.
+        """
+        ...
+
     async def remove(self, node: str, container: str) -> None:
         """Forget an exited container. Called once the ledger has its exit; idempotent, and a running one is kept."""
         ...

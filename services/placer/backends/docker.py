@@ -46,6 +46,7 @@ class DockerBackend:
             secrets=options.secrets_dir is not None,
             user=True,
             shm=True,
+            resize=True,
         )
         self._options = options
         self._ring_root = ring_root.absolute()
@@ -124,7 +125,7 @@ class DockerBackend:
         await engine.delete(found["Id"], force=False)
 
     async def resize(self, node: str, container: str, *, cpu_milli: int = 0, memory_mib: int = 0) -> None:
-        """Change the limits of a running container; 0 leaves one as it is. BackendError where the engine refuses."""
+        """See Backend. An engine that refuses puts back what it had."""
         engine = self._engine(node)
         found = await self._ours(engine, container)
         if found is None:

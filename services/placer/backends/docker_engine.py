@@ -18,7 +18,7 @@ from aiodocker.exceptions import DockerError
 
 from services.placer.backends.docker_options import DockerEngine
 from services.placer.backends.docker_secrets import only_ours
-from shared.errors import BackendError, FieldError, clip
+from shared.errors import BackendError, BackendSilentError, FieldError, clip
 
 NO_ENGINE = 900
 """The client library's status where it cannot connect."""
@@ -33,7 +33,7 @@ class RefusedError(BackendError):
         super().__init__(clip(message, LONGEST_REASON))
 
 
-class NoAnswerError(BackendError):
+class NoAnswerError(BackendSilentError):
     """The engine did not answer in time, or cannot be reached."""
 
 

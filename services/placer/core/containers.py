@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.effects import KeyChanged
-from shared.messages import ContainerLabels, PlaceRequest, Regime
+from shared.messages import ContainerLabels, PlaceRequest, Regime, Size
 
 # --- effects: slow, each ends in one of the events below ---
 
@@ -26,6 +26,15 @@ class Stop:
 
     node: str
     container: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Give a running container these limits, 0 leaves one as it is; ends in Resized, ResizeFailed or ResizeUnknown."""
+
+    node: str
+    container: str
+    size: Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +108,34 @@ class Stopped:
 @dataclass(frozen=True, slots=True)
 class StopFailed:
     """It may still run."""
+
+    node: str
+    container: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """It runs with these limits, or has ended."""
+
+    node: str
+    container: str
+    size: Size
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeFailed:
+    """It has the limits that it had."""
+
+    node: str
+    container: str
+    size: Size
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeUnknown:
+    """Nobody answered: it may have either limits."""
 
     node: str
     container: str
