@@ -453,11 +453,13 @@ class DockerBackend:
             with suppress(BackendError):
                 async with engine.stream("GET", "events", params) as lines:
                     await self._post_ends(engine, posted, post)
-                    while (line := await engine.line(lines, self._options.rescan_us)) != b"":
-                        if line is None or (ended := told.line_of(line).get("id")) is None:
+                    while line := await engine.line(lines, self._options.rescan_us):
+                        if (ended := told.line_of(line).get("id")) is None:
                             await self._post_ends(engine, posted, post)
                         else:
                             await self._post_end(engine, ended, posted, post)
+                    if line is None:  # nothing ended, or nobody is there any more: only another stream can tell
+                        continue
             await self._clock.sleep_us(RESUBSCRIBE_US)
 
     async def _post_ends(self, engine: Engine, posted: set[str], post: Callable[[Seen], None]) -> None:
