@@ -21,7 +21,8 @@ import pytest
 
 IMAGE = "laxity-faults:local"
 """A busybox and nothing else: made in a fifth of a second, without a registry."""
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 90.0
+"""Of one that was killed: it ends the containers that it finds, one after the other, before it answers."""
 APPLETS = ("sh", "sleep", "dd", "true", "false", "echo")
 SIZE_MIB = 96
 """Of its disk, which is in memory: quick, and small enough to be filled. A container takes 60 KiB of it."""

@@ -340,6 +340,8 @@ class DockerBackend:
                 raise BackendError(f"{container} was made and not started in time")
             await engine.ask("POST", f"containers/{made}/start", timeout_us=self._options.start_timeout_us)
             found = await engine.inspect(made)
+            if found is not None and told.never_ran(found):
+                raise BackendError(f"engine {engine.where.url} started {container} and knows nothing of it")
             return None if found is None else told.seen_of(found, self._options.scope)
         except RefusedError:
             if await engine.inspect(made) is None:
@@ -440,7 +442,7 @@ class DockerBackend:
             }
         else:
             found = await engine.inspect(entry["Id"])
-        if found is not None and entry["State"] == "created" and told.never_ran(found):
+        if found is not None and told.never_ran(found):  # nor has it ended: somebody may just be removing it
             await self._replace_if_left(engine, entry["Id"])
             return None
         return None if found is None else told.seen_of(found, self._options.scope)
@@ -475,7 +477,9 @@ class DockerBackend:
 
         Inspected, since the engine's list shows an end only some time after the event that tells of it.
         """
-        if ended in posted or (found := await engine.inspect(ended)) is None or told.runs(found):
+        if ended in posted or (found := await engine.inspect(ended)) is None:
+            return
+        if told.runs(found) or told.never_ran(found):
             return
         posted.add(ended)
         post(told.seen_of(found, self._options.scope))
