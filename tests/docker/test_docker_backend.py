@@ -16,6 +16,7 @@ from services.placer.backends.docker_spec import LABELS, create_body
 from shared.errors import BackendError
 from shared.messages.ledger import ContainerLabels, Reservation
 from shared.messages.place import PlaceRequest
+from tests.docker.proxy import Proxy
 from tests.docker_engine import IMAGE, docker, docker_options, engine_url, inspect
 
 pytestmark = pytest.mark.docker
@@ -25,41 +26,6 @@ BOX = "laxity-0123456789abcdef01234567"
 LIMIT_S = 20
 SLEEP = ("sleep", "60")
 NO_HOOK = "could not select device driver"
-
-
-class Proxy:
-    """Between a backend and its engine: counts connections, cuts them, or lets nothing through."""
-
-    def __init__(self, engine: Path) -> None:
-        self.open = 0
-        self.streams = 0
-        self.silent = False
-        self._engine = engine
-        self._writers: set[asyncio.StreamWriter] = set()
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.open += 1
-        theirs, ours = await asyncio.open_unix_connection(str(self._engine))
-        self._writers |= {writer, ours}
-        try:
-            await asyncio.gather(self._copy(reader, ours, count=True), self._copy(theirs, writer))
-        finally:
-            self._writers -= {writer, ours}
-            self.open -= 1
-
-    async def _copy(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, count: bool = False) -> None:
-        with contextlib.suppress(OSError):
-            while data := await source.read(65_536):
-                self.streams += count and b"/events?" in data
-                if not self.silent:
-                    sink.write(data)
-                    await sink.drain()
-        with contextlib.suppress(OSError):
-            sink.close()
-
-    def cut(self) -> None:
-        for writer in list(self._writers):
-            writer.transport.abort()
 
 
 @pytest.fixture

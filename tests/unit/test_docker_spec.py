@@ -10,7 +10,7 @@ import pytest
 from services.placer.backends.base import StartSpec
 from services.placer.backends.docker_options import DockerOptions
 from services.placer.backends.docker_secrets import registry_auth
-from services.placer.backends.docker_spec import create_body, engine_name, labels_of, line_of, tagged
+from services.placer.backends.docker_spec import create_body, engine_name, labels_of, line_of, seen_of, tagged
 from services.placer.core.capabilities import Capabilities
 from shared.errors import BackendError
 from shared.messages.ledger import ContainerLabels, Reservation
@@ -222,3 +222,9 @@ def test_labels_of_another_scope_or_that_cannot_be_read_are_not_ours() -> None:
 def test_a_stream_that_is_cut_within_a_line_says_nothing() -> None:
     assert {"id": "1f"} == line_of(b'{"id": "1f", "Actor": {}}\n')
     assert {} == line_of(b'{"id": "1') == line_of(b"[1]") == line_of(b"\xff")
+
+
+@pytest.mark.parametrize(("finished", "code"), [("2026-11-29T19:02:59.596027981Z", 0), ("0001-01-01T00:00:00Z", None)])
+def test_an_exit_code_without_a_time_of_the_end_is_one_that_nobody_saw(finished: str, code: int | None) -> None:
+    state = {"Running": False, "Status": "exited", "ExitCode": 0, "FinishedAt": finished}
+    assert code == seen_of({"Name": "/box", "Config": {"Labels": {}}, "State": state}, "").exit_code

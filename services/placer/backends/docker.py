@@ -194,6 +194,8 @@ class DockerBackend:
                 raise BackendError(f"{container} was made and not started in time")
             await engine.ask("POST", f"containers/{made}/start", timeout_us=self._options.start_timeout_us)
             found = await engine.inspect(made)
+            if found is not None and told.never_ran(found):
+                raise BackendError(f"engine {engine.where.url} started {container} and knows nothing of it")
             return None if found is None else told.seen_of(found, self._options.scope)
         except RefusedError:
             if await engine.inspect(made) is None:
@@ -312,7 +314,7 @@ class DockerBackend:
             }
         else:
             found = await engine.inspect(entry["Id"])
-        if found is not None and entry["State"] == "created" and told.never_ran(found):
+        if found is not None and told.never_ran(found):  # nor has it ended: somebody may just be removing it
             await self._replace_if_left(engine, entry["Id"])
             return None
         return None if found is None else told.seen_of(found, self._options.scope)
@@ -325,11 +327,13 @@ class DockerBackend:
             with suppress(BackendError):
                 async with engine.stream("GET", "events", params) as lines:
                     await self._post_ends(engine, posted, post)
-                    while (line := await engine.line(lines, self._options.rescan_us)) != b"":
-                        if line is None or (ended := told.line_of(line).get("id")) is None:
+                    while line := await engine.line(lines, self._options.rescan_us):
+                        if (ended := told.line_of(line).get("id")) is None:
                             await self._post_ends(engine, posted, post)
                         else:
                             await self._post_end(engine, ended, posted, post)
+                    if line is None:  # nothing ended, or nobody is there any more: only another stream can tell
+                        continue
             await self._clock.sleep_us(RESUBSCRIBE_US)
 
     async def _post_ends(self, engine: Engine, posted: set[str], post: Callable[[Seen], None]) -> None:
@@ -345,7 +349,9 @@ class DockerBackend:
 
         Inspected, since the engine's list shows an end only some time after the event that tells of it.
         """
-        if ended in posted or (found := await engine.inspect(ended)) is None or told.runs(found):
+        if ended in posted or (found := await engine.inspect(ended)) is None:
+            return
+        if told.runs(found) or told.never_ran(found):
             return
         posted.add(ended)
         post(told.seen_of(found, self._options.scope))

@@ -33,6 +33,8 @@ _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
 _FETCHED = frozenset({"Verifying Checksum", "Download complete", "Extracting", "Pull complete"})
 _OF_LAYERS = _FETCHED | {"Pulling fs layer", "Waiting", "Downloading", "Already exists"}
 _IMAGE = re.compile(r"[a-z0-9](?:[A-Za-z0-9_-]|[.:/@](?![.:/@]))*")
+_NEVER = "0001-"
+"""How the engine's times begin that never were."""
 
 
 def engine_name(scope: str, container: str) -> str:
@@ -338,8 +340,8 @@ def labels_of(labels: dict[str, str] | None, scope: str) -> ContainerLabels | No
 
 
 def never_ran(found: dict[str, Any]) -> bool:
-    """Of an inspected container: made, and not started, or its start failed."""
-    return bool(found["State"]["Status"] == "created")
+    """Of an inspected container: made, and not started, or its start failed; also while it is being removed."""
+    return not runs(found) and str(found["State"]["StartedAt"]).startswith(_NEVER)
 
 
 def runs(found: dict[str, Any]) -> bool:
@@ -354,4 +356,6 @@ def seen_of(found: dict[str, Any], scope: str) -> Seen:
     node, container = (labels.node, labels.container) if labels else (raw.get(NODE, ""), found["Name"].lstrip("/"))
     if runs(found):
         return Seen(node, container, labels, "running")
-    return Seen(node, container, labels, "exited", exit_code=found["State"]["ExitCode"])
+    # An engine that lost sight of one may say 0 when it is started again, and no time (moby issue 45788).
+    nobody_saw = str(found["State"]["FinishedAt"]).startswith(_NEVER)
+    return Seen(node, container, labels, "exited", exit_code=None if nobody_saw else found["State"]["ExitCode"])
