@@ -100,11 +100,14 @@ class Tracker:
             self.commit()
 
 
-STEPS = ("monitor", "hear", "verdicts", "watch", "tick", "deliver", "commit", "kill")
+STEPS = ("monitor", "hear", "verdicts", "watch", "tick", "saves", "deliver", "commit", "kill", "power")
 
 
-@given(histories(), st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 1), st.integers(1, 12)), max_size=150))
-@settings(max_examples=300)
+@given(
+    histories(),
+    st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 1), st.integers(1, 12)), min_size=80, max_size=120),
+)
+@settings(max_examples=60)
 def test_each_verdict_stands_in_the_stream_once_whoever_dies(
     history: list[TaskBatch], steps: list[tuple[str, int, int]]
 ) -> None:
@@ -126,8 +129,14 @@ def test_each_verdict_stands_in_the_stream_once_whoever_dies(
                 it.deliver()
             case "commit":
                 it.commit()
-            case "kill":
+            case "saves":
+                now_us += 4 * TICK_US
+                it.tick(now_us)
+                it.commit()
+            case "kill" if much > 6:
                 trackers[which] = Tracker(server, f"{'ab'[which]}{number + 1}", now_us)
+            case "power" if much > 8:
+                trackers = [Tracker(server, f"{name}{number + 1}", now_us) for name in "ab"]
     server.stream += [("rt.events.task.n1", one) for one in left]
     for _ in range(3 * LEASE_US // TICK_US):
         now_us += TICK_US
