@@ -37,7 +37,7 @@ PATIENCE_S = 90.0
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     made = Project(tmp_path_factory.mktemp("ha"), env_file="ha.env")
     try:
-        made.up()
+        made.up(wait_s=300)
         yield made
     finally:
         made.down()
