@@ -52,6 +52,10 @@ class Project:
             pytest.fail(f"compose {' '.join(arguments)}: {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-6000:]}")
         return done.stdout.strip()
 
+    def more(self, file: Path) -> None:
+        """From now on with a second file beside compose.yaml."""
+        self._command += ["-f", str(file)]
+
     def refused(self, *arguments: str) -> str:
         """What Compose says where it does not do it."""
         done = subprocess.run(
