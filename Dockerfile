@@ -35,7 +35,7 @@ STOPSIGNAL SIGTERM
 # Whether this server is well, not each of its streams, which in a cluster elect now and then. Little of Python, often.
 HEALTHCHECK --interval=5s --timeout=10s --start-period=60s --retries=6 CMD ["python", "-ISc", \
   "import socket; s = socket.create_connection(('127.0.0.1', 8222), 5); \
-   s.sendall(b'GET /healthz?js-server-only=true HTTP/1.0\\r\\n\\r\\n'); exit(b' 200 ' not in s.recv(99))"]
+   s.sendall(b'GET /healthz?js-server-only=true HTTP/1.0\\r\\n\\r\\n'); raise SystemExit(b' 200 ' not in s.recv(99))"]
 CMD ["nats-server", "-c", "/etc/nats/nats.conf"]
 
 # --- what all others have in common ----------------------------------------------------------------------------------
