@@ -200,7 +200,7 @@ class Look:
             there = await asyncio.to_thread(self.docks.engine.containers)
             return len([each for each in there if each["State"] == "running"]) >= least
 
-        await until(seen, f"{least} containers run")
+        await until(seen, f"{least} containers run", LIMIT_S)
 
     async def some_wait(self, ids: list[str]) -> None:
         """Somebody was told of the outage."""
