@@ -84,8 +84,6 @@ class OwnEngine:
 
     def _begin(self) -> None:
         (self._run / "docker.pid").unlink(missing_ok=True)  # of one that was killed
-        # What a killed one knew of its containers' networks: to tidy it up takes half a second for each of them.
-        (self._data / "network" / "files" / "local-kv.db").unlink(missing_ok=True)
         if self._containerd is None:
             (self._folder / "containerd.toml").write_text(
                 'version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
