@@ -34,7 +34,8 @@ WORK = "trap 'exit 3' TERM; echo $LAXITY_CONTAINER >>/runs/log; sleep 600 & wait
 IDLE_SOCKETS = 4
 """Of a placer at rest: asyncio's own pair, and one stream of events for each engine."""
 CALL_TIMEOUT_S, RESCAN_S = 3, 2
-LIMIT_S = 60
+LIMIT_S = 120
+"""Far more than anything takes: an engine on a busy machine takes ten seconds for one container that it lost."""
 TRIES = 8
 LEDGER = "$KV.rt_ledger."
 
@@ -199,7 +200,7 @@ class Look:
             there = await asyncio.to_thread(self.docks.engine.containers)
             return len([each for each in there if each["State"] == "running"]) >= least
 
-        await until(seen, f"{least} containers run")
+        await until(seen, f"{least} containers run", LIMIT_S)
 
     async def some_wait(self, ids: list[str]) -> None:
         """Somebody was told of the outage."""

@@ -27,7 +27,7 @@ from tests.docker_engine import IMAGE as BASE
 from tests.docker_engine import docker, docker_options, engine_url
 from tests.outside import Json, ask, connect, until
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]
 
 OUTAGE = ("started", "exited", "failed")
 """Right states after one: on a busy machine an engine may take longer to come back than all tries do."""
