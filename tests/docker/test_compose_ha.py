@@ -16,7 +16,7 @@ from nats.aio.client import Client
 
 from tests.docker.composed import UP_S, Project
 from tests.docker_engine import docker
-from tests.outage import all_go_on, asking, nothing_lost_and_nothing_twice, steps
+from tests.outage import all_go_on, asking, nothing_lost_and_nothing_twice
 from tests.outside import Json, ask, until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(UP_S + 120)]
@@ -135,7 +135,7 @@ async def test_requests_go_on_when_the_leader_of_the_ledger_is_cut_off_and_nothi
     with capsys.disabled():
         pauses = ", ".join(f"{asker.longest_pause_s:.1f}" for asker in askers)
         print(f"\n{leader}, leader of the ledger, cut off and back: longest pauses of three clients {pauses} s")
-    nothing_lost_and_nothing_twice(askers, await steps(operator))
+    await nothing_lost_and_nothing_twice(operator, askers, PATIENCE_S)
 
 
 async def _answered(client: Client) -> bool:
@@ -160,7 +160,7 @@ async def test_the_second_of_each_service_goes_on_when_the_active_one_is_killed(
             await until(taken_over, f"the second {service} is active", PATIENCE_S)
             await all_go_on(askers, PATIENCE_S)
             docker("start", active)
-    nothing_lost_and_nothing_twice(askers, await steps(operator))
+    await nothing_lost_and_nothing_twice(operator, askers, PATIENCE_S)
     await until(lambda: healthy(project), "all services healthy", PATIENCE_S)
 
 
