@@ -19,7 +19,15 @@ from tests.docker_engine import docker
 from tests.outage import all_go_on, asking, nothing_lost_and_nothing_twice
 from tests.outside import Json, ask, until
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(UP_S + 120)]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.timeout(UP_S + 120),
+    # The plain client of the outside leaves the transport of a server that does not answer to the garbage collector.
+    pytest.mark.filterwarnings(
+        "ignore:Exception ignored in.*_SelectorTransport:pytest.PytestUnraisableExceptionWarning"
+    ),
+    pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning"),
+]
 SERVERS = ("nats", "nats-2", "nats-3")
 TWO_OF_EACH = {
     "node-list": ("rt_nodes", "lease.node-list"),

@@ -75,6 +75,9 @@ async def _patient(look: Any) -> Any:
         return None
 
 
+# The plain client of the outside leaves the transport of a server that does not answer to the garbage collector.
+@pytest.mark.filterwarnings("ignore:Exception ignored in.*_SelectorTransport:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("fault", ["kill", "pause"])
 async def test_requests_go_on_when_the_leader_of_the_ledger_fails_and_nothing_accepted_is_lost(
