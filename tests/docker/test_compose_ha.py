@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.timeout(UP_S + 120),
     # The plain client of the outside leaves the transport of a server that does not answer to the garbage collector.
     pytest.mark.filterwarnings(
-        "ignore:Exception ignored in.*_SelectorTransport:pytest.PytestUnraisableExceptionWarning"
+        "ignore:.*_SelectorTransport:pytest.PytestUnraisableExceptionWarning"
     ),
     pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning"),
 ]
