@@ -23,9 +23,7 @@ pytestmark = [
     pytest.mark.docker,
     pytest.mark.timeout(UP_S + 120),
     # The plain client of the outside leaves the transport of a server that does not answer to the garbage collector.
-    pytest.mark.filterwarnings(
-        "ignore:.*_SelectorTransport:pytest.PytestUnraisableExceptionWarning"
-    ),
+    pytest.mark.filterwarnings("ignore:.*_SelectorTransport:pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning"),
 ]
 SERVERS = ("nats", "nats-2", "nats-3")
