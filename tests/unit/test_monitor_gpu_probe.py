@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from structlog.testing import capture_logs
+import structlog
+from structlog.testing import LogCapture
 
 from services.monitor.core import Core, Probed
 from services.monitor.probes import proc as procfs
@@ -50,9 +51,11 @@ class Node:
     process: NvmlProcess
     sharing: GpuSharing = field(default_factory=GpuSharing)
     seen: list[Snapshot] = field(default_factory=list)
+    said: LogCapture = field(default_factory=LogCapture)
 
     def __post_init__(self) -> None:
-        self.probe = GpuProbe(Host(), self.process, self.sharing)
+        log = structlog.wrap_logger(None, [self.said], structlog.make_filtering_bound_logger("info"))
+        self.probe = GpuProbe(Host(), self.process, self.sharing, log=log)
 
     def read(self) -> tuple[DeviceReading, ...]:
         self.seen.append(self.probe.read())
@@ -371,9 +374,8 @@ def test_without_a_driver_there_is_no_device_and_one_line_says_why(
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     node.process.restart()
-    with capture_logs() as logs:
-        node.until(lambda _: node.counts["nvml.no_driver"] >= 3)
+    node.until(lambda _: node.counts["nvml.no_driver"] >= 3)
     assert () == node.seen[-1].devices
-    assert ["no_driver"] == [line["reason"] for line in logs]
+    assert ["no_driver"] == [line["reason"] for line in node.said.entries]
     (tmp_path / node.driver.library.name).symlink_to(node.driver.library)
     node.until(lambda devices: len(devices) == 2)

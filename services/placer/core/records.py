@@ -171,10 +171,15 @@ def sized(record: RequestRecord, body: PlaceRequest) -> PlaceRequest:
 
 def size_held(record: RequestRecord, replica: ReplicaRecord) -> Size:
     """What is reserved for a replica: while it is resized, of each quantity the larger one."""
-    has, gets = replica.size or _asked(record), replica.resizing
+    has, gets = size_had(record, replica), replica.resizing
     if gets is None:
         return has
     return Size(cpu_milli=max(has.cpu_milli, gets.cpu_milli), memory_mib=max(has.memory_mib, gets.memory_mib))
+
+
+def size_had(record: RequestRecord, replica: ReplicaRecord) -> Size:
+    """What its container has, or starts with: until a resize was seen to be done, what it had before."""
+    return replica.size or _asked(record)
 
 
 def _asked(record: RequestRecord) -> Size:
@@ -184,19 +189,24 @@ def _asked(record: RequestRecord) -> Size:
 
 def reservation_of(record: RequestRecord, replica: ReplicaRecord) -> Reservation:
     """What a replica holds: exactly what was decided on (case P23)."""
+    return _reservation(record, replica, size_held(record, replica))
+
+
+def _reservation(record: RequestRecord, replica: ReplicaRecord, size: Size) -> Reservation:
     assert record.body is not None
-    body = record.body.model_copy(update=dict(size_held(record, replica)))
+    body = record.body.model_copy(update=dict(size))
     return Demand.of(body).reservation(record.request_id, replica.replica, replica.generation, replica.devices)
 
 
 def labels_of(record: RequestRecord, replica: ReplicaRecord, ledger_id: str) -> ContainerLabels:
+    """Of a start: with the size that it has before any resize, so that one that fails leaves what it says it leaves."""
     assert record.body is not None
     assert replica.node is not None
     return ContainerLabels(
         container=container_name(ledger_id, record.request_id, replica.replica, replica.generation),
         ledger_id=ledger_id,
         node=replica.node,
-        reservation=reservation_of(record, replica),
+        reservation=_reservation(record, replica, size_had(record, replica)),
         name=record.body.name,
     )
 
