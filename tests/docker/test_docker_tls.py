@@ -52,7 +52,7 @@ class Far:
         return DockerEngine(url=f"https://{host}:{self.port}", tls=tls, ring_root=self.root)
 
     def names(self) -> list[str]:
-        return [found["Name"].lstrip("/") for found in self.engine.containers()]
+        return [found["Names"][0].lstrip("/") for found in self.engine.containers()]
 
 
 @pytest.fixture(scope="module")
