@@ -5,11 +5,15 @@ import json
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import pytest
 
 from shared.bus import Bus, Msg
+from shared.testing.service_process import START_TIMEOUT_S
 from shared.testing.wait import until
 
 PROGRAM = """
@@ -52,8 +56,18 @@ class Process:
         with self._log.open("wb") as log:
             self.child = subprocess.Popen([sys.executable, "-c", PROGRAM], stderr=log, env=env)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Gone, also where the test failed half-way: a leaked process fails another test."""
+        self.child.kill()
+        self.child.wait()
+
     async def ready(self) -> None:
-        await until(lambda: self.ready_file.exists() or self.child.poll() is not None)
+        await until(lambda: self.ready_file.exists() or self.child.poll() is not None, START_TIMEOUT_S)
         assert self.child.poll() is None, self._log.read_text()
 
     async def ended(self) -> int | None:
@@ -68,41 +82,41 @@ class Process:
 async def test_a_signal_ends_a_service_in_order_with_exit_code_0(
     bus: Bus, nats_url: str, tmp_path: Path, number: signal.Signals
 ) -> None:
-    toy = Process(tmp_path, nats_url)
-    await toy.ready()
-    assert isinstance(await bus.request("rt.echo", b'{"text": "x"}', 5_000_000), Msg)
-    toy.child.send_signal(number)
-    assert 0 == await toy.ended()
-    assert ["ready", "draining", "stopped"] == [line["event"] for line in toy.log()]
-    assert not toy.ready_file.exists()
+    with Process(tmp_path, nats_url) as toy:
+        await toy.ready()
+        assert isinstance(await bus.request("rt.echo", b'{"text": "x"}', 5_000_000), Msg)
+        toy.child.send_signal(number)
+        assert 0 == await toy.ended()
+        assert ["ready", "draining", "stopped"] == [line["event"] for line in toy.log()]
+        assert not toy.ready_file.exists()
 
 
 async def test_a_bug_ends_the_process_with_exit_code_1_and_is_in_the_log(
     bus: Bus, nats_url: str, tmp_path: Path
 ) -> None:
-    toy = Process(tmp_path, nats_url)
-    await toy.ready()
-    await bus.publish("rt.echo", b'{"text": "bug"}')
-    assert 1 == await toy.ended()
-    (failed,) = [line for line in toy.log() if line["event"] == "service failed"]
-    assert "a bug" in json.dumps(failed)
+    with Process(tmp_path, nats_url) as toy:
+        await toy.ready()
+        await bus.publish("rt.echo", b'{"text": "bug"}')
+        assert 1 == await toy.ended()
+        (failed,) = [line for line in toy.log() if line["event"] == "service failed"]
+        assert "a bug" in json.dumps(failed)
 
 
 async def test_one_of_three_stopped_leaves_its_requests_unanswered_and_the_others_answer(
     bus: Bus, nats_url: str, tmp_path: Path
 ) -> None:
-    toys = []
     for name in ("a", "b", "c"):
         (tmp_path / name).mkdir()
-        toys.append(Process(tmp_path / name, nats_url))
-    for toy in toys:
-        await toy.ready()
-    toys[0].child.send_signal(signal.SIGSTOP)
-    asked = [bus.request("rt.echo", b'{"text": "x"}', 1_000_000) for _ in range(60)]
-    answers = await asyncio.gather(*asked, return_exceptions=True)
-    toys[0].child.send_signal(signal.SIGCONT)
-    answered = sum(isinstance(answer, Msg) for answer in answers)
-    assert 20 <= answered < 60  # about a third goes to the one that stands still
-    for toy in toys:
-        toy.child.terminate()
-        assert 0 == await toy.ended()
+    with ExitStack() as stack:
+        toys = [stack.enter_context(Process(tmp_path / name, nats_url)) for name in ("a", "b", "c")]
+        for toy in toys:
+            await toy.ready()
+        toys[0].child.send_signal(signal.SIGSTOP)
+        asked = [bus.request("rt.echo", b'{"text": "x"}', 1_000_000) for _ in range(60)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        toys[0].child.send_signal(signal.SIGCONT)
+        answered = sum(isinstance(answer, Msg) for answer in answers)
+        assert 20 <= answered < 60  # about a third goes to the one that stands still
+        for toy in toys:
+            toy.child.terminate()
+            assert 0 == await toy.ended()
