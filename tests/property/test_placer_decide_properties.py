@@ -14,9 +14,9 @@ from services.placer.core.changes import changes
 from services.placer.core.cluster import Cluster
 from services.placer.core.demand import Demand
 from services.placer.core.filters import DEVICE_FILTERS, NODE_FILTERS, sift
-from services.placer.core.options import candidates
 from services.placer.core.outcome import Fits, Never, NotNow
 from services.placer.core.pipeline import decide, fits_more
+from services.placer.core.prospects import Prospects
 from services.placer.core.question import Question
 from services.placer.core.rows import Ask
 from services.placer.core.strategies import STRATEGIES
@@ -193,7 +193,7 @@ def test_the_answer_for_a_node_does_not_depend_on_the_others(draw: Draw) -> None
     made, asked = draw.cluster(), draw.request()
     ask = ask_of(made, asked)
     together = sorted(sift(ask.everywhere()).passing.index.tolist())
-    alone = sorted(row for slot in made.all_slots() for row in sift(ask.on(int(slot))).passing.index.tolist())
+    alone = sorted(row for slot in made.all_slots() for row in sift(ask.on(np.array([slot]))).passing.index.tolist())
     assert together == alone
 
 
@@ -228,7 +228,7 @@ def test_scores_are_finite_and_from_0_to_1(draw: Draw) -> None:
     made, asked = draw.cluster(), draw.request()
     passing = sift(ask_of(made, asked).everywhere()).passing
     for strategy in STRATEGIES.values():
-        ranking = strategy.rank(candidates(passing))
+        ranking = strategy.rank(Prospects(passing))
         for values in (ranking.total, *ranking.by.values()):
             assert len(passing) == len(values)
             assert np.isfinite(values).all()

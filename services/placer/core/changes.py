@@ -40,7 +40,7 @@ def changes(question: Question, plan: Plan) -> list[Change]:
         change
         for propose in _PROPOSALS
         for change in propose(question)
-        if change.request and change.request != asked and replace(question, request=change.request).fits()
+        if change.request and change.request != asked and replace(question, request=change.request, kept=False).fits()
     ]
     return [*found, *_fewer_replicas(question, plan), *_release(question)]
 
@@ -218,7 +218,7 @@ def _release(question: Question) -> Iterator[Change]:
             kept = tuple(r for r in cluster.reservations(node) if r.request_id != request_id)
             cluster.set_reservations(node, kept)
             slot = cluster.slot(node)
-            fits = slot is not None and len(sift(question.ask().on(slot)).passing) > 0
+            fits = slot is not None and len(sift(question.ask().on(np.array([slot]))).passing) > 0
         if fits:
             yield Change(f"{request_id} on {node} is released", None, (request_id, node))
             return

@@ -11,12 +11,14 @@ from numpy.typing import DTypeLike, NDArray
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 
 
 class Columns:
     """A struct of arrays. Rows are handed out in runs and given back; a run given back is used again."""
 
     def __init__(self, kinds: Mapping[str, DTypeLike]) -> None:
+        self.kinds = kinds
         self._columns: dict[str, Array] = {name: np.zeros(64, kind) for name, kind in kinds.items()}
         self._end = 0
         self._spare: dict[int, list[range]] = {}

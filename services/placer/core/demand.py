@@ -37,6 +37,10 @@ class Demand:
             memory_mib=request.memory_mib,
         )
 
+    @property
+    def amounts(self) -> tuple[int, int, int, int, int]:
+        return self.count, self.share_micro, self.device_memory_mib, self.cpu_milli, self.memory_mib
+
     @cached_property
     def kind(self) -> Kind:
         """A request without a deadline promises nothing, as a soft one."""

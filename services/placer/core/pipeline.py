@@ -15,6 +15,7 @@ from services.placer.core.planners.gang import Plan
 from services.placer.core.question import Question
 from services.placer.core.room import room
 from services.placer.core.rows import Ask
+from services.placer.core.sieve import Sieve
 from services.placer.core.strategies import STRATEGIES, Strategy, strategy_named
 from shared.messages import PlaceRequest, Reason
 
@@ -69,19 +70,21 @@ def fits_more(
 ) -> int:
     """How many more such requests would fit now, whole gangs, at most `limit`."""
     ask = Ask(cluster, Demand.of(request), capabilities, set_aside)
-    nodes = np.sort(room(ask, limit * request.replicas))[::-1]
+    nodes = np.sort(room(Sieve.of(ask).sifted(), limit * request.replicas))[::-1]
     if int(nodes[:MAX_GANG_NODES].sum()) < request.replicas:
         return 0
     return min(limit, int(nodes.sum()) // request.replicas)
 
 
 def _ever(question: Question) -> int | None:
-    """How many replicas would fit were every known node empty and healthy; None where a node is not known yet."""
+    """Whether all replicas would fit were every known node empty and healthy, else how many; None where a node is not
+    known yet.
+    """
     ask = question.ask()
     if ask.strangers() or not len(ask.cluster.all_slots()):
         return None
-    nodes = np.sort(room(ask, len(question.replicas), empty=True))[::-1]
-    return int(nodes[:MAX_GANG_NODES].sum())
+    nodes = Sieve.of(ask).empty_room(wanted := len(question.replicas))
+    return wanted if wanted == nodes.max() else int(np.sort(nodes)[::-1][:MAX_GANG_NODES].sum())
 
 
 def _reasons(question: Question, plan: Plan, ever: int | None) -> tuple[Reason, ...]:

@@ -27,9 +27,11 @@ class Question:
     set_aside: frozenset[str] = frozenset()
     others: tuple[Assignment, ...] = ()
     tie: str = ""
+    kept: bool = True
+    """False for what is asked once: it does not push out what is remembered of others."""
 
     def ask(self) -> Ask:
-        return Ask(self.cluster, Demand.of(self.request), self.capabilities, self.set_aside)
+        return Ask(self.cluster, Demand.of(self.request), self.capabilities, self.set_aside, self.kept)
 
     def plan(self) -> Plan:
         """A plan over more nodes than one placement may touch is made again, on as few as possible."""

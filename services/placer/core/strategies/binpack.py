@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from services.placer.core.columns import Ints
-from services.placer.core.strategies.base import Candidates, Floats, Ranking
+from services.placer.core.columns import Floats, Ints
+from services.placer.core.strategies.base import Candidates, Ranking
 
 FULL_SCORE = 100
 
@@ -28,25 +28,33 @@ class Binpack:
     name: str = "binpack"
 
     def rank(self, rows: Candidates) -> Ranking:
-        scores = {resource: filled(rows, resource) for resource in rows.capacity}
-        total, by = weighed(rows, scores, {"cpu": self.cpu, "memory": self.memory, "gpu": self.gpu})
+        used = np.minimum(rows.used_after, rows.capacity)
+        scores = used * FULL_SCORE // np.maximum(rows.capacity, 1)
+        total, by = weighed(rows, scores, weights_of(self, rows))
         return Ranking(keys=(-total, np.round(rows.share_after, 9), rows.whole_after), total=total, by=by)
 
 
-def filled(rows: Candidates, resource: str) -> Ints:
-    """floor(100 used / capacity) of a resource, used being at most the capacity; 0 where there is none."""
-    capacity = rows.capacity[resource]
-    used = np.minimum(rows.used_after[resource], capacity)
-    score: Ints = used * FULL_SCORE // np.maximum(capacity, 1)
-    return score
+class Weights(Protocol):
+    """How much each resource counts."""
+
+    @property
+    def cpu(self) -> int: ...
+    @property
+    def memory(self) -> int: ...
+    @property
+    def gpu(self) -> int: ...
 
 
-def weighed(
-    rows: Candidates, scores: Mapping[str, Ints], weights: Mapping[str, int]
-) -> tuple[Floats, dict[str, Floats]]:
+def weights_of(strategy: Weights, rows: Candidates) -> Ints:
+    """A line for each resource and a column for each row; 0 where the node has none of the resource."""
+    weights = np.array([[getattr(strategy, resource)] for resource in rows.resources])
+    counted: Ints = weights * (rows.capacity > 0)
+    return counted
+
+
+def weighed(rows: Candidates, scores: Ints, weights: Ints) -> tuple[Floats, dict[str, Floats]]:
     """The weighted mean, rounded down to hundredths, and its parts before rounding."""
-    there = {resource: weights[resource] * (rows.capacity[resource] > 0) for resource in scores}
-    weight: Ints = np.maximum(np.sum(list(there.values()), axis=0), 1)
-    points = {resource: there[resource] * scores[resource] for resource in scores}
-    total: Floats = (np.sum(list(points.values()), axis=0) // weight) / FULL_SCORE
-    return total, {resource: value / weight / FULL_SCORE for resource, value in points.items()}
+    weight = np.maximum(weights.sum(axis=0), 1)
+    points = weights * scores
+    total: Floats = (points.sum(axis=0) // weight) / FULL_SCORE
+    return total, dict(zip(rows.resources, points / (weight * FULL_SCORE), strict=True))

@@ -1,0 +1,130 @@
+"""Each node's best option for one kind of request by one strategy, kept in step with the cluster node by node.
+
+This is what makes decisions cheap: a kind that was asked for before costs the nodes that have changed since, and one
+look over all nodes. docs/placement.md has the cost model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from services.placer.core.columns import Array, Bools, Floats, Ints
+from services.placer.core.options import Options, options
+from services.placer.core.rows import Ask
+from services.placer.core.sieve import Sieve
+from services.placer.core.strategies.base import Strategy
+from shared.messages import Score
+
+_NONE = np.inf
+"""The first key of a node that has no option."""
+
+
+class Table:
+    """A column entry for each node row. Options are compared by their keys, then by the tie-break."""
+
+    def __init__(self, sieve: Sieve, strategy: Strategy, tie: str) -> None:
+        self.sieve = sieve
+        self._strategy, self._tie, self._cluster = strategy, tie, sieve.ask.cluster
+        self._seen = 0
+        self._size = 0
+        self._parts: tuple[str, ...] = ()
+        self._keys: list[Floats] = []
+        self._by: list[Floats] = []
+        self._total: Floats = np.zeros(0)
+        self._unproven: Bools = np.zeros(0, np.bool_)
+        self._devices: Ints = np.zeros((0, sieve.ask.demand.count), np.int64)
+        self._ties: Array = np.zeros(0, np.uint64)
+
+    @classmethod
+    def of(cls, ask: Ask, strategy: Strategy, tie: str) -> Table:
+        """The one of this kind of request, up to date."""
+
+        def make() -> Table:
+            return cls(Sieve.of(ask), strategy, tie)
+
+        # by identity: a strategy may have parameters that are long to compare; the table keeps it, so its id stays its
+        table: Table = ask.cluster.memo.get((cls, ask.kind, id(strategy), tie), make) if ask.kept else make()
+        table.refresh()
+        return table
+
+    def refresh(self) -> None:
+        """Makes the options of nodes that have changed anew."""
+        if self._seen == self._cluster.changes:
+            return
+        self.sieve.refresh()
+        self._cluster.all_slots()  # brings the ranks up to date
+        changed = self._cluster.changed_since(self._seen)
+        self._grow(len(self._cluster.nodes))
+        if self._keys:
+            self._keys[0][changed] = _NONE
+        rows = self.sieve.passing(changed)
+        if len(rows):
+            self._write(options(rows, self._strategy, self._tie))
+        self._seen = self._cluster.changes
+
+    def best(self, first: Sequence[Array] = (), without: int | None = None) -> int | None:
+        """The node of the best option, not on node `without`; `first` are keys that count more than the strategy's."""
+        if not self._keys:
+            return None
+        strongest = self._keys[0]
+        if without is not None:
+            strongest = strongest.copy()
+            strongest[without] = _NONE
+        if first:
+            left = np.flatnonzero(strongest != _NONE)
+            keys = [*first, strongest]
+        else:
+            least = strongest.min()
+            left = np.flatnonzero(strongest == least) if least != _NONE else np.zeros(0, np.int64)
+            keys = []
+        ties = self._ties if self._tie else self._cluster.nodes["rank"]
+        for key in (*keys, *self._keys[1:], ties):
+            if len(left) < 2:
+                break
+            values = key[left]
+            left = left[values == values.min()]
+        return int(left[0]) if len(left) else None
+
+    def devices(self, node: int) -> list[int]:
+        """The device rows of a node's option."""
+        rows: list[int] = self._devices[node].tolist()
+        return rows
+
+    def unproven(self, node: int) -> bool:
+        return bool(self._unproven[node])
+
+    def total(self, node: int) -> float:
+        return round(float(self._total[node]), 6)
+
+    def score(self, node: int) -> Score:
+        by = {name: round(float(part[node]), 6) for name, part in zip(self._parts, self._by, strict=True)}
+        return Score(total=self.total(node), by=by)
+
+    def _write(self, fresh: Options) -> None:
+        if not self._keys:
+            self._parts = fresh.parts
+            self._keys = [np.full(self._size, _NONE) for _ in fresh.keys]
+            self._by = [np.zeros(self._size) for _ in fresh.parts]
+        for column, values in zip(self._keys, fresh.keys, strict=True):
+            column[fresh.node] = values
+        for column, values in zip(self._by, fresh.by, strict=True):
+            column[fresh.node] = values
+        self._total[fresh.node] = fresh.total
+        self._unproven[fresh.node] = fresh.unproven
+        self._devices[fresh.node] = fresh.devices
+        if self._tie:
+            self._ties[fresh.node] = fresh.tie
+
+    def _grow(self, nodes: int) -> None:
+        if nodes <= self._size:
+            return
+        more = max(nodes - self._size, self._size)
+        self._size += more
+        self._keys = [np.concatenate([column, np.full(more, _NONE)]) for column in self._keys]
+        self._by = [np.concatenate([column, np.zeros(more)]) for column in self._by]
+        self._total = np.concatenate([self._total, np.zeros(more)])
+        self._unproven = np.concatenate([self._unproven, np.zeros(more, np.bool_)])
+        self._devices = np.concatenate([self._devices, np.zeros((more, self._devices.shape[1]), np.int64)])
+        self._ties = np.concatenate([self._ties, np.zeros(more, np.uint64)])
