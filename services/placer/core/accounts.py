@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -9,6 +10,8 @@ from functools import lru_cache
 from shared.admission import RtTask, Sharing
 from shared.devices import core_of
 from shared.messages import SHARE_WHOLE_MICRO, DeviceFacts, Kind, NodeFacts, Realtime, Reservation
+
+_MOST_BITS = 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,7 @@ class NodeAccount:
         self.devices = [DeviceAccount(device) for device in facts.devices]
         self._places = {device.uuid: place for place, device in enumerate(facts.devices)}
         self._cpu_used = self._memory_used = 0
+        self._classes: Counter[int] = Counter()
         for reservation in reservations:
             self.add(reservation)
 
@@ -102,6 +106,7 @@ class NodeAccount:
             self.devices[place].add(reservation)
         self._cpu_used += reservation.cpu_milli
         self._memory_used += reservation.memory_mib
+        self._classes[_class_bit(reservation)] += 1
         return places
 
     def remove(self, reservation: Reservation) -> list[int]:
@@ -111,7 +116,13 @@ class NodeAccount:
             self.devices[place].remove(reservation)
         self._cpu_used -= reservation.cpu_milli
         self._memory_used -= reservation.memory_mib
+        self._classes[_class_bit(reservation)] -= 1
         return places
+
+    @property
+    def classes(self) -> int:
+        """Bit 0 is set where somebody has part of a device, bit k where somebody has k whole ones."""
+        return sum(bit for bit, number in self._classes.items() if number)
 
     @property
     def cpu_free(self) -> int | None:
@@ -125,6 +136,12 @@ class NodeAccount:
     def shares_free(self) -> list[int]:
         """Of its healthy devices."""
         return [device.share_free for device in self.devices if device.facts.healthy]
+
+
+def _class_bit(reservation: Reservation) -> int:
+    if not reservation.devices:
+        return 0
+    return 1 << min(_MOST_BITS, len(reservation.devices) if reservation.share_micro == SHARE_WHOLE_MICRO else 0)
 
 
 def exchanged(

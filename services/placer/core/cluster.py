@@ -49,6 +49,7 @@ _NODE_COLUMNS: Final = {
     "devices": np.int64,
     "share_free": np.int64,
     "whole_free": np.int64,
+    "classes": np.int64,
     "rank": np.int64,
     "hash": np.uint64,
 }
@@ -313,6 +314,7 @@ class Cluster:
         self.nodes["memory_free"][slot] = UNKNOWN if memory is None else memory
         self.nodes["share_free"][slot] = sum(shares)
         self.nodes["whole_free"][slot] = shares.count(SHARE_WHOLE_MICRO)
+        self.nodes["classes"][slot] = account.classes
 
     def _write_device(self, row: int, account: DeviceAccount) -> None:
         self.loads[row] = load = account.load()

@@ -10,6 +10,7 @@ from services.placer.core.cluster import UNKNOWN
 from services.placer.core.columns import Floats, Ints
 from services.placer.core.feasible import NO_SLACK
 from services.placer.core.rows import Rows
+from services.placer.core.strategies.nodes import Asked, Nodes
 from shared.messages import SHARE_WHOLE_MICRO, Kind
 
 
@@ -88,6 +89,35 @@ class Prospects:
         used: Ints = np.where(free == UNKNOWN, 0, self.capacity - free)
         used += np.array(asked)[:, None]
         return used
+
+    @property
+    def asked(self) -> Asked:
+        demand = self._demand
+        return Asked(demand.count, demand.share_micro, demand.cpu_milli, demand.memory_mib)
+
+    @cached_property
+    def nodes(self) -> Nodes:
+        of, rows = self._rows.ask.cluster, self._rows
+        starts = np.concatenate([[True], rows.node[1:] != rows.node[:-1]]) if len(rows) else np.zeros(0, np.bool_)
+        slots = rows.node[starts]
+        first, count = of.nodes["first_row"][slots], of.nodes["row_count"][slots]
+        there = np.arange(count.max(initial=1)) < count[:, None]
+        index = np.where(there, first[:, None] + np.arange(there.shape[1]), first[:, None])
+        of_row = starts.cumsum() - 1
+        place = rows.index - first[of_row] if self._demand.count else np.zeros(len(rows), np.int64)
+        can = np.zeros(there.shape, np.bool_)
+        can[of_row, place] = bool(self._demand.count)
+        return Nodes(
+            share_free=of.devices["share_free"][index] * (there & of.devices["healthy"][index]),
+            open=can,
+            cpu_free=of.nodes["cpu_free"][slots],
+            memory_free=of.nodes["memory_free"][slots],
+            model=of.devices["model"][first],
+            devices=of.nodes["devices"][slots],
+            classes=of.nodes["classes"][slots],
+            of_row=of_row,
+            place=place,
+        )
 
     @cached_property
     def _share_free(self) -> Ints:

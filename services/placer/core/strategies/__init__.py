@@ -7,8 +7,14 @@ from types import MappingProxyType
 from typing import Final
 
 from services.placer.core.strategies.base import Candidates, Ranking, Strategy
+from services.placer.core.strategies.bestfit import BestFit
 from services.placer.core.strategies.binpack import Binpack
 from services.placer.core.strategies.deadline import Deadline
+from services.placer.core.strategies.dotprod import DotProd
+from services.placer.core.strategies.fgd import Fgd
+from services.placer.core.strategies.gpu_clustering import GpuClustering
+from services.placer.core.strategies.gpu_packing import GpuPacking
+from services.placer.core.strategies.laxity import Laxity
 from services.placer.core.strategies.spread import Spread
 from shared.errors import FieldError
 
@@ -23,7 +29,9 @@ def registry(strategies: Iterable[Strategy]) -> Mapping[str, Strategy]:
     return MappingProxyType(by_name)
 
 
-STRATEGIES: Final = registry((Deadline(), Binpack(), Spread()))
+STRATEGIES: Final = registry(
+    (Deadline(), Binpack(), Spread(), Fgd(), BestFit(), DotProd(), GpuPacking(), GpuClustering(), Laxity())
+)
 
 
 def strategy_named(name: str, strategies: Mapping[str, Strategy] = STRATEGIES) -> Strategy:

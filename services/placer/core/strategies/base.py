@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from services.placer.core.columns import Array, Floats, Ints
+
+if TYPE_CHECKING:
+    from services.placer.core.strategies.nodes import Asked, Nodes
 
 
 class Candidates(Protocol):
@@ -69,6 +72,16 @@ class Candidates(Protocol):
     @property
     def capacity(self) -> Ints:
         """Of the node, in the same units."""
+        ...
+
+    @property
+    def nodes(self) -> Nodes:
+        """The nodes of the rows, with all their devices, without the replica."""
+        ...
+
+    @property
+    def asked(self) -> Asked:
+        """What the replica takes."""
         ...
 
 
