@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from services.placer.core.cluster import UNKNOWN
+from services.placer.core.cluster import RESOURCES, UNKNOWN
 from services.placer.core.columns import Floats, Ints
 from services.placer.core.feasible import NO_SLACK
 from services.placer.core.rows import Rows
@@ -68,26 +68,19 @@ class Prospects:
 
     @property
     def resources(self) -> tuple[str, ...]:
-        return ("cpu", "memory", "gpu") if self._demand.count else ("cpu", "memory")
+        return RESOURCES if self._demand.count else RESOURCES[:2]
 
     @cached_property
     def capacity(self) -> Ints:
-        found = [self._rows.of_node("cpu_capacity"), self._rows.of_node("memory_capacity")]
-        if self._demand.count:
-            found.append(self._rows.of_node("devices") * SHARE_WHOLE_MICRO)
-        return np.stack(found)
+        found: Ints = self._rows.of_node("capacity")
+        return found if self._demand.count else found[:, :2]
 
     @cached_property
     def used_after(self) -> Ints:
-        found = [self._rows.of_node("cpu_free"), self._rows.of_node("memory_free")]
-        asked = [self._demand.cpu_milli, self._demand.memory_mib]
-        if self._demand.count:
-            found.append(self._rows.of_node("share_free"))
-            asked.append(self._demand.count * self._demand.share_micro)
-        free = np.stack(found)
-        used: Ints = np.where(free == UNKNOWN, 0, self.capacity - free)
-        used += np.array(asked)[:, None]
-        return used
+        demand = self._demand
+        asked = np.array([demand.cpu_milli, demand.memory_mib, demand.count * demand.share_micro])
+        used: Ints = self._rows.of_node("used") + asked
+        return used if demand.count else used[:, :2]
 
     @cached_property
     def _share_free(self) -> Ints:
