@@ -41,7 +41,7 @@ class DeviceAccount:
     may be computing on it.
     """
 
-    __slots__ = ("_held", "_memory_used", "_share_used", "_sharing", "facts", "foreign")
+    __slots__ = ("_held", "_memory_used", "_share_used", "_sharing", "facts", "foreign", "share_free")
 
     def __init__(self, facts: DeviceFacts) -> None:
         self.facts = facts
@@ -50,11 +50,13 @@ class DeviceAccount:
         self._held: list[tuple[Reservation, RtTask | None]] = []
         self._share_used = facts.foreign_share_micro or 0
         self._memory_used = 0
+        self.share_free = max(0, SHARE_WHOLE_MICRO - self._share_used)
 
     def add(self, reservation: Reservation) -> None:
         self._held.append((reservation, resident_task(reservation.realtime)))
         self._share_used += reservation.share_micro
         self._memory_used += reservation.device_memory_mib
+        self.share_free = max(0, SHARE_WHOLE_MICRO - self._share_used)
 
     def remove(self, reservation: Reservation) -> None:
         """Takes off what was added as this very object."""
@@ -62,10 +64,7 @@ class DeviceAccount:
         del self._held[place]
         self._share_used -= reservation.share_micro
         self._memory_used -= reservation.device_memory_mib
-
-    @property
-    def share_free(self) -> int:
-        return max(0, SHARE_WHOLE_MICRO - self._share_used)
+        self.share_free = max(0, SHARE_WHOLE_MICRO - self._share_used)
 
     @property
     def memory_free(self) -> int | None:
@@ -134,8 +133,8 @@ class NodeAccount:
 
     @property
     def shares_free(self) -> list[int]:
-        """Of its healthy devices."""
-        return [device.share_free for device in self.devices if device.facts.healthy]
+        """Of each device, 0 of one that is not healthy."""
+        return [device.share_free if device.facts.healthy else 0 for device in self.devices]
 
 
 def _class_bit(reservation: Reservation) -> int:

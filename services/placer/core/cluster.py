@@ -26,6 +26,9 @@ from shared.messages import SHARE_WHOLE_MICRO, DeviceFacts, DeviceStanding, Node
 STATES: Final = tuple(NodeState)
 UNKNOWN: Final = -1
 
+RESOURCES: Final = ("cpu", "memory", "gpu")
+"""Of a node, in milli CPU, MiB, and millionths of a device over all its healthy devices."""
+
 GUARANTEED, TIGHT, AT_RISK = range(3)
 """What the node list says about a device, best first."""
 
@@ -35,7 +38,7 @@ _MEMO_KEPT: Final = 512
 """Things remembered in `memo`, two for each kind of request: at most 1 MB each at 80,000 devices."""
 _KINDS_KEPT: Final = 10_000
 
-_NODE_COLUMNS: Final = {
+_NODE_COLUMNS: Final[dict[str, Any]] = {
     "known": np.bool_,
     "first_row": np.int64,
     "row_count": np.int64,
@@ -46,14 +49,17 @@ _NODE_COLUMNS: Final = {
     "cpu_free": np.int64,
     "memory_capacity": np.int64,
     "memory_free": np.int64,
+    "capacity": (np.int64, (3,)),
+    "used": (np.int64, (3,)),
     "devices": np.int64,
     "share_free": np.int64,
     "whole_free": np.int64,
     "classes": np.int64,
+    "shares": (np.int64, (8,)),
     "rank": np.int64,
     "hash": np.uint64,
 }
-_DEVICE_COLUMNS: Final = {
+_DEVICE_COLUMNS: Final[dict[str, Any]] = {
     "node": np.int64,
     "is_device": np.bool_,
     "healthy": np.bool_,
@@ -75,7 +81,8 @@ _DEVICE_COLUMNS: Final = {
 class Cluster:
     """What every node has, holds and has left. Free = capacity - reservations - foreign use, never below 0.
 
-    Memory is UNKNOWN (-1) where it is not known. Nothing here judges how old facts are: the node list does, by when
+    Memory is UNKNOWN (-1) where it is not known. `capacity` and `used` of a node stand side by side for RESOURCES, what
+    is unknown counting as unused: for ranking only. Nothing here judges how old facts are: the node list does, by when
     it heard a node, and its verdict comes as the node's state.
     """
 
@@ -95,6 +102,8 @@ class Cluster:
         self.changes = 0
         """Counts the changes of nodes. `nodes["changed"]` is the number of a node's last one, `facts_changed` that of
         the last one that was more than a change of what is reserved."""
+        self.facts_changes = 0
+        """The number of the last change of any node's facts."""
         self._slots: dict[str, int] = {}
         self._names: dict[int, str] = {}
         self._rows: dict[str, range] = {}
@@ -168,15 +177,18 @@ class Cluster:
         return self._names[slot]
 
     def rows_of(self, slots: Ints) -> Ints:
-        """The device rows of known nodes, node by node."""
-        first, counts = self.nodes["first_row"][slots], self.nodes["row_count"][slots]
+        """The device rows of nodes, node by node; one that is not known (any more) has none."""
+        if not len(slots):
+            return slots
+        counts = self.nodes["row_count"][slots]
         ends = counts.cumsum()
-        rows: Ints = np.arange(ends[-1] if len(ends) else 0) + (first - ends + counts).repeat(counts)
+        rows: Ints = (self.nodes["first_row"][slots] - ends + counts).repeat(counts)
+        rows += np.arange(ends[-1])
         return rows
 
     def changed_since(self, number: int) -> Ints:
         """The rows of nodes that have changed since `changes` was this number, those that left among them."""
-        return np.flatnonzero(self.nodes["changed"][: len(self.nodes)] > number)
+        return (self.nodes["changed"] > number).nonzero()[0]
 
     def device(self, row: int) -> DeviceFacts:
         """The device behind a row that is one."""
@@ -219,7 +231,8 @@ class Cluster:
         slot = self.nodes.take(1).start
         self._slots[node], self._names[slot] = slot, node
         self._rows[node] = rows = self.devices.take(count)
-        self.nodes.write(range(slot, slot + 1), known=True, first_row=rows.start, row_count=count)
+        self.nodes.widen("shares", count)
+        self.nodes.write(range(slot, slot + 1), known=True, first_row=rows.start, row_count=count, shares=0)
         self._order = None
 
     def _forget(self, node: str) -> None:
@@ -227,7 +240,7 @@ class Cluster:
         del self._facts[node], self._names[slot], self._substance[node], self._accounts[node]
         for row in rows:
             self.loads.pop(row, None)
-        self.nodes["known"][slot] = False
+        self.nodes.write(range(slot, slot + 1), known=False, row_count=0)
         self._touch(slot, facts=True)
         self.nodes.give_back(range(slot, slot + 1))
         self.devices.give_back(rows)
@@ -264,7 +277,8 @@ class Cluster:
             state=STATES.index(facts.state),
             cpu_capacity=facts.cpu_milli,
             memory_capacity=facts.memory_mib,
-            devices=sum(d.healthy for d in devices),
+            devices=(healthy := sum(d.healthy for d in devices)),
+            capacity=[facts.cpu_milli, facts.memory_mib, healthy * SHARE_WHOLE_MICRO],
             hash=name_hash(node),
         )
         self.devices.write(rows, node=slot, is_device=bool(devices), hash=name_hash(node))
@@ -285,7 +299,7 @@ class Cluster:
         self.changes += 1
         self.nodes["changed"][slot] = self.changes
         if facts:
-            self.nodes["facts_changed"][slot] = self.changes
+            self.nodes["facts_changed"][slot] = self.facts_changes = self.changes
 
     def _count(self, node: str) -> None:
         """Writes what is left of a node and its devices, counted from its facts and its reservations."""
@@ -310,11 +324,17 @@ class Cluster:
         for place in places:
             self._write_device(start + place, account.devices[place])
         cpu, memory, shares = account.cpu_free, account.memory_free, account.shares_free
+        share = sum(shares)
+        cpu_capacity, memory_capacity, share_capacity = self.nodes["capacity"][slot].tolist()
         self.nodes["cpu_free"][slot] = UNKNOWN if cpu is None else cpu
         self.nodes["memory_free"][slot] = UNKNOWN if memory is None else memory
-        self.nodes["share_free"][slot] = sum(shares)
+        self.nodes["share_free"][slot] = share
         self.nodes["whole_free"][slot] = shares.count(SHARE_WHOLE_MICRO)
         self.nodes["classes"][slot] = account.classes
+        self.nodes["shares"][slot, : len(shares)] = shares
+        cpu_used = 0 if cpu is None else cpu_capacity - cpu
+        memory_used = 0 if memory is None else memory_capacity - memory
+        self.nodes["used"][slot] = (cpu_used, memory_used, share_capacity - share)
 
     def _write_device(self, row: int, account: DeviceAccount) -> None:
         self.loads[row] = load = account.load()

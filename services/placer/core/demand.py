@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from shared.admission import RtTask
 from shared.errors import FieldError
@@ -72,6 +72,7 @@ class Demand:
         )
 
 
+@lru_cache(maxsize=4096)
 def _share(share: float) -> int:
     try:
         return share_micro(share)

@@ -75,15 +75,23 @@ def sift(rows: Rows, filters: Sequence[Filter] | None = None) -> Sifted:
     """Sends the rows, all those of their nodes, through the filters."""
     filters = filters_of(rows) if filters is None else filters
     first = np.full(len(rows), -1, np.int8)
-    left, place = rows, None
+    left, place = rows, np.arange(len(rows))
     for number, one in enumerate(filters):
         bad = one.fails(left) if len(left) else None
         if bad is not None and bad.any():
-            lost = np.flatnonzero(bad) if place is None else place[bad]
-            first[lost] = number
-            place = np.flatnonzero(~bad) if place is None else place[~bad]
+            first[place[bad]] = number
+            place = place[~bad]
             left = rows.where(place)
     return Sifted(rows, first, filters)
+
+
+def passing(rows: Rows, filters: Sequence[Filter]) -> Rows:
+    """Those that pass, without a word about the others: the same as `sift`, in less time."""
+    for one in filters:
+        bad = one.fails(rows) if len(rows) else None
+        if bad is not None:
+            rows = rows.where(~bad)
+    return rows
 
 
 # ---------------------------------------------------------------------------------- the node as a whole
@@ -133,12 +141,12 @@ def _in_state(state: NodeState, says: str) -> Filter:
     return Filter(f"excluded.{state}", lambda rows: rows.of_node("state") == number, _on(says))
 
 
-def _small(asked: str, column: str) -> Callable[[Rows], Bools | None]:
-    """Nodes of which the column is known and below what is asked."""
+def _short(asked: str, column: str) -> Callable[[Rows], Bools | None]:
+    """Nodes that have less than is asked; where the column may be unknown, those were passed over before."""
 
     def fails(rows: Rows) -> Bools | None:
-        need, values = getattr(rows.ask.demand, asked), rows.of_node(column)
-        return ((values < need) & (values != UNKNOWN)) if need else None
+        need = getattr(rows.ask.demand, asked)
+        return rows.of_node(column) < need if need else None
 
     return fails
 
@@ -308,8 +316,8 @@ _NODE_NEVER: Final = (
     _never("selector", _not_selected, _says_selector),
     _never("backend", _not_backed, _says_backend),
     _in_state(NodeState.JOINED, "has just joined, not all of it is known yet"),
-    _never("cpu", _small("cpu_milli", "cpu_capacity"), _says_cpu("cpu_capacity", _THERE)),
-    _never("node_memory", _small("memory_mib", "memory_capacity"), _says_memory("memory_capacity", _THERE)),
+    _never("cpu", _short("cpu_milli", "cpu_capacity"), _says_cpu("cpu_capacity", _THERE)),
+    _never("node_memory", _short("memory_mib", "memory_capacity"), _says_memory("memory_capacity", _THERE)),
 )
 _NODE_EXCLUDED: Final = (
     _in_state(NodeState.UNREACHABLE, "no heartbeat"),
@@ -318,8 +326,8 @@ _NODE_EXCLUDED: Final = (
 )
 _UNKNOWN_USE: Final = Filter("excluded.unknown_use", _unknown_use, _on("what others use is unknown"))
 _NODE_NOW: Final = (
-    _now("cpu", _small("cpu_milli", "cpu_free"), _says_cpu("cpu_free", _FREE)),
-    _now("node_memory", _small("memory_mib", "memory_free"), _says_memory("memory_free", _FREE)),
+    _now("cpu", _short("cpu_milli", "cpu_free"), _says_cpu("cpu_free", _FREE)),
+    _now("node_memory", _short("memory_mib", "memory_free"), _says_memory("memory_free", _FREE)),
 )
 
 NODE_FILTERS: Final = (*_NODE_NEVER, *_NODE_EXCLUDED, _UNKNOWN_USE, *_NODE_NOW)

@@ -51,16 +51,25 @@ def options(rows: Rows, strategy: Strategy, tie: str) -> Options:
 
 def _first_of_each(node: Ints, keys: tuple[Array, ...]) -> Ints:
     """The place of the smallest keys on each node; the rows of a node stand together and differ in the last key."""
-    left = np.arange(len(node))
+    left: Ints | None = None
     for key in keys:
-        nodes = node[left]
-        starts = np.flatnonzero(np.concatenate([[True], nodes[1:] != nodes[:-1]])) if len(left) else left
-        if len(starts) == len(left):
+        nodes = node if left is None else node[left]
+        starts = _starts(nodes)
+        if len(starts) == len(nodes):
             break
-        values = key[left]
-        least = np.minimum.reduceat(values, starts)
-        left = left[values == least.repeat(np.diff(starts, append=len(left)))]
-    return left
+        values = key if left is None else key[left]
+        counts = np.append(starts[1:], len(nodes)) - starts
+        smallest = (values == np.minimum.reduceat(values, starts).repeat(counts)).nonzero()[0]
+        left = smallest if left is None else left[smallest]
+    return np.arange(len(node)) if left is None else left
+
+
+def _starts(nodes: Ints) -> Ints:
+    """Where each run of equal numbers begins."""
+    new = np.empty(len(nodes), np.bool_)
+    new[:1] = True
+    np.not_equal(nodes[1:], nodes[:-1], out=new[1:])
+    return new.nonzero()[0]
 
 
 def _sets(rows: Rows, ranking: Ranking, ties: Array) -> Options:

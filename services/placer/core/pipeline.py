@@ -80,7 +80,7 @@ def _ever(question: Question) -> int | None:
     """Whether all replicas would fit were every known node empty and healthy, else how many; None where a node is not
     known yet.
     """
-    ask = question.ask()
+    ask = question.ask
     if ask.strangers() or not len(ask.cluster.all_slots()):
         return None
     nodes = Sieve.of(ask).empty_room(wanted := len(question.replicas))
@@ -110,7 +110,7 @@ def _together(question: Question, plan: Plan, ever: int | None) -> Iterator[Reas
 
 
 def _unknown(question: Question) -> Iterator[Reason]:
-    if strangers := question.ask().strangers():
+    if strangers := question.ask.strangers():
         text = f"candidates that the node list does not know: {', '.join(strangers[:3])}"
         yield Reason(code="excluded.unknown_node", count=len(strangers), message=text)
     if not len(question.cluster.all_slots()):

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from services.placer.core.cluster import UNKNOWN
+from services.placer.core.cluster import RESOURCES, UNKNOWN
 from services.placer.core.columns import Floats, Ints
 from services.placer.core.feasible import NO_SLACK
 from services.placer.core.rows import Rows
@@ -69,26 +69,19 @@ class Prospects:
 
     @property
     def resources(self) -> tuple[str, ...]:
-        return ("cpu", "memory", "gpu") if self._demand.count else ("cpu", "memory")
+        return RESOURCES if self._demand.count else RESOURCES[:2]
 
     @cached_property
     def capacity(self) -> Ints:
-        found = [self._rows.of_node("cpu_capacity"), self._rows.of_node("memory_capacity")]
-        if self._demand.count:
-            found.append(self._rows.of_node("devices") * SHARE_WHOLE_MICRO)
-        return np.stack(found)
+        found: Ints = self._rows.of_node("capacity")
+        return found if self._demand.count else found[:, :2]
 
     @cached_property
     def used_after(self) -> Ints:
-        found = [self._rows.of_node("cpu_free"), self._rows.of_node("memory_free")]
-        asked = [self._demand.cpu_milli, self._demand.memory_mib]
-        if self._demand.count:
-            found.append(self._rows.of_node("share_free"))
-            asked.append(self._demand.count * self._demand.share_micro)
-        free = np.stack(found)
-        used: Ints = np.where(free == UNKNOWN, 0, self.capacity - free)
-        used += np.array(asked)[:, None]
-        return used
+        demand = self._demand
+        asked = np.array([demand.cpu_milli, demand.memory_mib, demand.count * demand.share_micro])
+        used: Ints = self._rows.of_node("used") + asked
+        return used if demand.count else used[:, :2]
 
     @property
     def asked(self) -> Asked:
@@ -97,26 +90,20 @@ class Prospects:
 
     @cached_property
     def nodes(self) -> Nodes:
-        of, rows = self._rows.ask.cluster, self._rows
-        starts = np.concatenate([[True], rows.node[1:] != rows.node[:-1]]) if len(rows) else np.zeros(0, np.bool_)
-        slots = rows.node[starts]
-        first, count = of.nodes["first_row"][slots], of.nodes["row_count"][slots]
-        there = np.arange(count.max(initial=1)) < count[:, None]
-        index = np.where(there, first[:, None] + np.arange(there.shape[1]), first[:, None])
-        of_row = starts.cumsum() - 1
-        place = rows.index - first[of_row] if self._demand.count else np.zeros(len(rows), np.int64)
-        can = np.zeros(there.shape, np.bool_)
-        can[of_row, place] = bool(self._demand.count)
+        rows, nodes, devices = self._rows, self._rows.ask.cluster.nodes, self._rows.ask.cluster.devices
+        new = np.ones(len(rows), np.bool_)
+        np.not_equal(rows.node[1:], rows.node[:-1], out=new[1:])
+        slots, of_row = rows.node[new], new.cumsum() - 1
+        first = nodes["first_row"][slots]
         return Nodes(
-            share_free=of.devices["share_free"][index] * (there & of.devices["healthy"][index]),
-            open=can,
-            cpu_free=of.nodes["cpu_free"][slots],
-            memory_free=of.nodes["memory_free"][slots],
-            model=of.devices["model"][first],
-            devices=of.nodes["devices"][slots],
-            classes=of.nodes["classes"][slots],
+            share_free=nodes["shares"][slots],
+            cpu_free=nodes["cpu_free"][slots],
+            memory_free=nodes["memory_free"][slots],
+            model=devices["model"][first],
+            devices=nodes["devices"][slots],
+            classes=nodes["classes"][slots],
             of_row=of_row,
-            place=place,
+            place=rows.index - first[of_row] if self._demand.count else self._zeros,
         )
 
     @cached_property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from services.placer.core.capabilities import Capabilities
 from services.placer.core.cluster import Cluster
@@ -30,14 +31,15 @@ class Question:
     kept: bool = True
     """False for what is asked once: it does not push out what is remembered of others."""
 
+    @cached_property
     def ask(self) -> Ask:
         return Ask(self.cluster, Demand.of(self.request), self.capabilities, self.set_aside, self.kept)
 
     def plan(self) -> Plan:
         """A plan over more nodes than one placement may touch is made again, on as few as possible."""
         wish = Wish(self.strategy, self.replicas, self.request.spread_over, self.tie, self.others)
-        first = plan(self.ask(), wish)
-        return first if first.nodes <= MAX_GANG_NODES else plan(self.ask(), replace(wish, spread_over="pack"))
+        first = plan(self.ask, wish)
+        return first if first.nodes <= MAX_GANG_NODES else plan(self.ask, replace(wish, spread_over="pack"))
 
     def fits(self) -> bool:
         found = self.plan()

@@ -52,8 +52,10 @@ class Ask:
         return Rows(self, self.cluster.all_rows() if self.demand.count else self.cluster.all_slots())
 
     def on(self, slots: Ints) -> Rows:
-        """The rows of some nodes, node by node."""
-        return Rows(self, self.cluster.rows_of(slots) if self.demand.count else slots)
+        """The rows of some nodes, node by node; nodes that are not known have none."""
+        if self.demand.count:
+            return Rows(self, self.cluster.rows_of(slots))
+        return Rows(self, slots[self.cluster.nodes["known"][slots]])
 
     def strangers(self) -> list[str]:
         """Candidates of the request that no node list has named."""
@@ -89,8 +91,8 @@ class Rows:
     def __len__(self) -> int:
         return len(self.index)
 
-    def where(self, mask: Bools | Ints) -> Rows:
-        return Rows(self.ask, self.index[mask])
+    def where(self, chosen: Bools | Ints) -> Rows:
+        return Rows(self.ask, self.index[chosen])
 
     @cached_property
     def node(self) -> Ints:
@@ -103,7 +105,7 @@ class Rows:
         """The nodes that have some of these rows, in the order of their rows."""
         there = np.zeros(len(self.ask.cluster.nodes), np.bool_)
         there[self.node] = True
-        return np.flatnonzero(there)
+        return there.nonzero()[0]
 
     def of_device(self, column: str) -> Array:
         return self.ask.cluster.devices[column][self.index]

@@ -53,7 +53,6 @@ class Table:
         """Makes the options of nodes that have changed anew."""
         if self._seen == self._cluster.changes:
             return
-        self.sieve.refresh()
         self._cluster.all_slots()  # brings the ranks up to date
         changed = self._cluster.changed_since(self._seen)
         self._grow(len(self._cluster.nodes))

@@ -61,12 +61,12 @@ class Candidates(Protocol):
 
     @property
     def resources(self) -> tuple[str, ...]:
-        """What the lines of `used_after` and `capacity` are of: `cpu`, `memory`, and `gpu` where it is asked for."""
+        """What the columns of `used_after` and `capacity` are of: `cpu`, `memory`, and `gpu` where it is asked for."""
         ...
 
     @property
     def used_after(self) -> Ints:
-        """Of the node: a line for each resource, a column for each row; unknown use counts as none."""
+        """Of the node: a line for each row, a column for each resource; unknown use counts as none."""
         ...
 
     @property

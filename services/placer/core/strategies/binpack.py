@@ -31,7 +31,7 @@ class Binpack:
         used = np.minimum(rows.used_after, rows.capacity)
         scores = used * FULL_SCORE // np.maximum(rows.capacity, 1)
         total, by = weighed(rows, scores, weights_of(self, rows))
-        return Ranking(keys=(-total, np.round(rows.share_after, 9), rows.whole_after), total=total, by=by)
+        return Ranking(keys=(-total, rows.share_after, rows.whole_after), total=total, by=by)
 
 
 class Weights(Protocol):
@@ -46,15 +46,15 @@ class Weights(Protocol):
 
 
 def weights_of(strategy: Weights, rows: Candidates) -> Ints:
-    """A line for each resource and a column for each row; 0 where the node has none of the resource."""
-    weights = np.array([[getattr(strategy, resource)] for resource in rows.resources])
+    """A line for each row and a column for each resource; 0 where the node has none of the resource."""
+    weights = np.array([getattr(strategy, resource) for resource in rows.resources])
     counted: Ints = weights * (rows.capacity > 0)
     return counted
 
 
 def weighed(rows: Candidates, scores: Ints, weights: Ints) -> tuple[Floats, dict[str, Floats]]:
     """The weighted mean, rounded down to hundredths, and its parts before rounding."""
-    weight = np.maximum(weights.sum(axis=0), 1)
+    weight = np.maximum(weights.sum(axis=1), 1)
     points = weights * scores
-    total: Floats = (points.sum(axis=0) // weight) / FULL_SCORE
-    return total, dict(zip(rows.resources, points / (weight * FULL_SCORE), strict=True))
+    total: Floats = (points.sum(axis=1) // weight) / FULL_SCORE
+    return total, dict(zip(rows.resources, (points / (weight * FULL_SCORE)[:, None]).T, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -32,10 +33,10 @@ class Fgd:
     def rank(self, rows: Candidates) -> Ranking:
         nodes, asked, total = rows.nodes, rows.asked, self.outlook.plain_total
         less = self.outlook.plain.gained(nodes, asked) + asked.gpu_micro * total
-        return by_device(nodes, asked, np.broadcast_to(_score(less, total * 1_000_000), nodes.share_free.shape), _FULL)
+        return by_device(nodes, _steps(total * 1_000_000).searchsorted(less, "right"), _FULL)
 
 
-def _score(less: Ints, unit: int) -> Ints:
-    """By comparing integers, so that no error of rounding takes 50 from what changes nothing."""
-    score: Ints = np.array([math.ceil(step * unit) for step in _STEPS], np.int64).searchsorted(less, "right")
-    return score
+@lru_cache(maxsize=64)
+def _steps(unit: int) -> Ints:
+    """What reaches each score, as integers: no error of rounding takes 50 from what changes nothing."""
+    return np.array([math.ceil(step * unit) for step in _STEPS], np.int64)

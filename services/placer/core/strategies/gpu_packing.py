@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.placer.core.strategies.base import Candidates, Ranking
-from services.placer.core.strategies.nodes import by_node, snuggest
+from services.placer.core.strategies.nodes import by_node
 from shared.messages import SHARE_WHOLE_MICRO
 
 
@@ -25,7 +25,7 @@ class GpuPacking:
         nodes, asked = rows.nodes, rows.asked
         if not asked.count:
             return by_node(nodes, asked, np.zeros(len(nodes.devices), np.int64), 100)
-        free = snuggest(nodes)
+        free = nodes.least
         used = np.maximum(100 - free // 10_000 // 10, 50)
         score = np.where(free == SHARE_WHOLE_MICRO, max(50 - asked.count, 33), used)
         whole = np.count_nonzero(nodes.share_free == SHARE_WHOLE_MICRO, axis=1)

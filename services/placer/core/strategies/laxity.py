@@ -46,8 +46,7 @@ class Laxity:
         score = score + (stranded - (idle_after * gpu + cpu_after * cpu) // 1_000)[:, None]
         if asked.partial:
             score -= self.rest * outlook.rests.lost(nodes.share_free, asked.share_micro)
-        steps = (score + 1) // round(self.step * POINT)
-        return by_device(nodes, asked, np.broadcast_to(steps, nodes.share_free.shape), 1 / self.step)
+        return by_device(nodes, (score + 1) // round(self.step * POINT), 1 / self.step)
 
     def _stranded(self, idle_micro: Ints, cpu_milli: Ints) -> Ints:
         """Free devices that have no CPU beside them, in POINTs."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 
-from services.placer.core.columns import Bools, Floats, Ints
+from services.placer.core.columns import Floats, Ints
 from services.placer.core.strategies.base import Ranking
 from shared.messages import SHARE_WHOLE_MICRO
 
@@ -22,12 +23,10 @@ _NOT_THIS: Final = 2.0**40
 
 @dataclass(frozen=True)
 class Nodes:
-    """The nodes of the rows in question: one array element each, and of their devices one line each."""
+    """The nodes of the rows in question, one array element each, and of their devices a line each."""
 
     share_free: Ints
     """Millionths of each device; 0 where there is none, or an unhealthy one."""
-    open: Bools
-    """Devices that can take the request: the rows, no one for a request without gpu."""
     cpu_free: Ints
     memory_free: Ints
     """-1 where unknown."""
@@ -38,9 +37,16 @@ class Nodes:
     classes: Ints
     """Bit c is set where a request of class c is on the node."""
     of_row: Ints
-    """Which of these nodes each row is on."""
+    """Which of these nodes each row is on; the rows of a node stand together."""
     place: Ints
-    """Which device of the node each row is."""
+    """Which device of its node each row is, 0 for a request without gpu."""
+
+    @cached_property
+    def least(self) -> Ints:
+        """The least that is free on a device that can take the request."""
+        starts = np.searchsorted(self.of_row, np.arange(len(self.cpu_free)))
+        least: Ints = np.minimum.reduceat(self.share_free[self.of_row, self.place], starts)
+        return least
 
 
 @dataclass(frozen=True)
@@ -69,27 +75,20 @@ class Asked:
 
 def by_node(nodes: Nodes, asked: Asked, score: Ints, scale: float) -> Ranking:
     """From a score of each node, the largest first; on a node the device with the least left that suffices."""
-    if not asked.count:
-        return _ranking(score[nodes.of_row], np.ones(len(nodes.of_row), np.bool_), scale)
-    free = nodes.share_free[nodes.of_row, nodes.place]
-    return _ranking(score[nodes.of_row], free == snuggest(nodes)[nodes.of_row], scale)
+    mine = score[nodes.of_row]
+    key = -mine.astype(np.float64)
+    if asked.partial:
+        snug = nodes.share_free[nodes.of_row, nodes.place] == nodes.least[nodes.of_row]
+        key = np.where(snug, key, _NOT_THIS)
+    return Ranking(keys=(key,), total=_total(mine, scale), by={})
 
 
-def by_device(nodes: Nodes, asked: Asked, score: Ints, scale: float) -> Ranking:
-    """From a score of each device of each node: a node counts as its best device, which is the one to take."""
-    if not asked.count:
-        return _ranking(score[nodes.of_row, 0], np.ones(len(nodes.of_row), np.bool_), scale)
-    best = np.where(nodes.open, score, np.iinfo(np.int64).min).max(axis=1)
-    mine = score[nodes.of_row, nodes.place]
-    return _ranking(mine, mine == best[nodes.of_row], scale)
+def by_device(nodes: Nodes, score: Ints, scale: float) -> Ranking:
+    """From a score of each device of each node, the largest first; one column stands for all devices of a node."""
+    mine = score[nodes.of_row, 0 if score.shape[1] == 1 else nodes.place]
+    return Ranking(keys=(-mine,), total=_total(mine, scale), by={})
 
 
-def snuggest(nodes: Nodes) -> Ints:
-    """The least that is free on a device that can take the request, by node."""
-    least: Ints = np.where(nodes.open, nodes.share_free, 2 * SHARE_WHOLE_MICRO).min(axis=1)
-    return least
-
-
-def _ranking(score: Ints, chosen: Bools, scale: float) -> Ranking:
+def _total(score: Ints, scale: float) -> Floats:
     total: Floats = np.minimum(np.maximum(score / scale, 0.0), 1.0)
-    return Ranking(keys=(np.where(chosen, -score.astype(np.float64), _NOT_THIS),), total=total, by={})
+    return total

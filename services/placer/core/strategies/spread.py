@@ -27,4 +27,4 @@ class Spread:
         free = np.maximum(rows.capacity - rows.used_after, 0)
         scores = free * FULL_SCORE // np.maximum(rows.capacity, 1)
         total, by = weighed(rows, scores, weights_of(self, rows))
-        return Ranking(keys=(-total, -np.round(rows.share_after, 9), -rows.whole_after), total=total, by=by)
+        return Ranking(keys=(-total, -rows.share_after, -rows.whole_after), total=total, by=by)
