@@ -36,7 +36,6 @@ _DEMANDS_KEPT: Final = 128
 """Demands whose admission is remembered for each kind of load: at most 15 bytes each, so 1 MB at 80,000 devices."""
 _MEMO_KEPT: Final = 512
 """Things remembered in `memo`, two for each kind of request: at most 1 MB each at 80,000 devices."""
-_KINDS_KEPT: Final = 10_000
 
 _NODE_COLUMNS: Final[dict[str, Any]] = {
     "known": np.bool_,
@@ -86,7 +85,9 @@ class Cluster:
     it heard a node, and its verdict comes as the node's state.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kinds_kept: int = 10_000) -> None:
+        """`kinds_kept`: kinds of load that no device has any more are forgotten when there are so many of them."""
+        self._kinds_kept = kinds_kept
         self.nodes = Columns(_NODE_COLUMNS)
         self.devices = Columns(_DEVICE_COLUMNS)
         self.loads: dict[int, Load] = {}
@@ -200,10 +201,10 @@ class Cluster:
         device, node = self.device(row), self._names[int(self.devices["node"][row])]
         return f"{node}/{'gpu' if core_of(device.uuid) is None else 'core'}-{device.index}"
 
-    def verdicts(self, demand: Demand, rows: Ints) -> Verdicts:
-        """The admission test of this demand, up to date for these rows; the last few demands are remembered."""
+    def verdicts(self, demand: Demand, loads: Ints) -> Verdicts:
+        """The admission test of this demand, up to date for these kinds of load; the last few are remembered."""
         found = self._verdicts.get((demand.kind, demand.task), lambda: Verdicts(demand))
-        found.refresh(self.devices["load"][rows], self.kinds)
+        found.refresh(loads, self.kinds)
         return found
 
     def all_rows(self) -> Ints:
@@ -318,7 +319,7 @@ class Cluster:
         self._write(node, account, places)
 
     def _write(self, node: str, account: NodeAccount, places: Iterable[int]) -> None:
-        if len(self.kinds) > _KINDS_KEPT + 2 * len(self.devices):
+        if len(self.kinds) > self._kinds_kept + 2 * len(self.devices):
             self._renumber()
         slot, start = self._slots[node], self._rows[node].start
         for place in places:

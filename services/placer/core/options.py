@@ -51,25 +51,21 @@ def options(rows: Rows, strategy: Strategy, tie: str) -> Options:
 
 def _first_of_each(node: Ints, keys: tuple[Array, ...]) -> Ints:
     """The place of the smallest keys on each node; the rows of a node stand together and differ in the last key."""
-    left: Ints | None = None
+    new = np.ones(len(node), np.bool_)
+    np.not_equal(node[1:], node[:-1], out=new[1:])
+    starts = new.nonzero()[0]
+    if len(starts) == len(node):
+        return starts
+    run, left = new.cumsum() - 1, None
     for key in keys:
-        nodes = node if left is None else node[left]
-        starts = _starts(nodes)
-        if len(starts) == len(nodes):
+        values = key if left is None else np.where(left, key, key.max())
+        smallest = values == np.minimum.reduceat(values, starts)[run]
+        left = smallest if left is None else smallest & left
+        if np.count_nonzero(left) == len(starts):
             break
-        values = key if left is None else key[left]
-        counts = np.append(starts[1:], len(nodes)) - starts
-        smallest = (values == np.minimum.reduceat(values, starts).repeat(counts)).nonzero()[0]
-        left = smallest if left is None else left[smallest]
-    return np.arange(len(node)) if left is None else left
-
-
-def _starts(nodes: Ints) -> Ints:
-    """Where each run of equal numbers begins."""
-    new = np.empty(len(nodes), np.bool_)
-    new[:1] = True
-    np.not_equal(nodes[1:], nodes[:-1], out=new[1:])
-    return new.nonzero()[0]
+    assert left is not None, "a ranking has keys, a tie-break at least"
+    places: Ints = left.nonzero()[0]
+    return places
 
 
 def _sets(rows: Rows, ranking: Ranking, ties: Array) -> Options:

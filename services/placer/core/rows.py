@@ -16,6 +16,7 @@ from services.placer.core.capabilities import OTHERS, Capabilities, needs
 from services.placer.core.cluster import UNKNOWN, Cluster
 from services.placer.core.columns import Array, Bools, Ints
 from services.placer.core.demand import Demand
+from services.placer.core.feasible import Verdicts
 from shared.admission import Sharing
 from shared.messages import AllExcept
 
@@ -123,9 +124,18 @@ class Rows:
         mask[self.slots] = [holds(name(slot)) for slot in self.slots.tolist()]
         return mask[self.node]
 
+    @cached_property
+    def _load(self) -> Ints:
+        load: Ints = self.of_device("load")
+        return load
+
+    @cached_property
+    def _verdicts(self) -> Verdicts:
+        return self.ask.cluster.verdicts(self.ask.demand, self._load)
+
     def verdict(self, column: str) -> Array:
         """A column of the admission test on each device: `admitted`, `slack` or `unproven`."""
-        return self.ask.cluster.verdicts(self.ask.demand, self.index).column(column, self.of_device("load"))
+        return self._verdicts.column(column, self._load)
 
     def alone(self, column: str) -> Array:
         """The same if each device were empty."""
@@ -133,9 +143,7 @@ class Rows:
         empty = np.zeros(len(cluster.codes), np.int64)
         for code in self._ways():
             empty[code] = cluster.kind_number(Load(cluster.sharing(code)))
-        verdicts = cluster.verdicts(self.ask.demand, self.index[:0])
-        verdicts.refresh(empty[self._ways()], cluster.kinds)
-        return verdicts.column(column, empty[sharing])
+        return cluster.verdicts(self.ask.demand, empty[self._ways()]).column(column, empty[sharing])
 
     def by_sharing(self, holds: Callable[[Sharing], bool]) -> Bools:
         """Devices whose way of being shared has a property; asked once for each way."""

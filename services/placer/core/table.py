@@ -63,23 +63,33 @@ class Table:
             self._write(options(rows, self._strategy, self._tie))
         self._seen = self._cluster.changes
 
-    def best(self, first: Sequence[Array] = (), without: int | None = None) -> int | None:
-        """The node of the best option, not on node `without`; `first` are keys that count more than the strategy's."""
+    def best(self, first: Sequence[Array] = ()) -> tuple[int | None, int | None]:
+        """The node of the best option and that of the second best; `first` are keys that count more than its own."""
         if not self._keys:
-            return None
+            return None, None
         strongest = self._keys[0]
-        if without is not None:
-            strongest = strongest.copy()
-            strongest[without] = _NONE
         if first:
-            left = np.flatnonzero(strongest != _NONE)
-            keys = [*first, strongest]
-        else:
-            least = strongest.min()
-            left = np.flatnonzero(strongest == least) if least != _NONE else np.zeros(0, np.int64)
-            keys = []
-        ties = self._ties if self._tie else self._cluster.nodes["rank"]
-        for key in (*keys, *self._keys[1:], ties):
+            left = (strongest != _NONE).nonzero()[0]
+            best = self._least(left, [*first, *self._keys])
+            return best, self._least(left[left != best], [*first, *self._keys])
+        left = self._equals(strongest)
+        best = self._least(left, self._keys[1:])
+        if len(left) > 1 or best is None:
+            return best, self._least(left[left != best], self._keys[1:])
+        least, strongest[best] = strongest[best], _NONE
+        second = self._least(self._equals(strongest), self._keys[1:])
+        strongest[best] = least
+        return best, second
+
+    def _equals(self, strongest: Floats) -> Ints:
+        """The nodes with the smallest first key, none where none has an option."""
+        least = strongest.min()
+        equals: Ints = (strongest == least).nonzero()[0]
+        return equals if least != _NONE else equals[:0]
+
+    def _least(self, left: Ints, keys: Sequence[Array]) -> int | None:
+        """The node among these with the smallest keys, then the tie-break."""
+        for key in (*keys, self._ties if self._tie else self._cluster.nodes["rank"]):
             if len(left) < 2:
                 break
             values = key[left]

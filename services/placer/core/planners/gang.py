@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -73,21 +72,21 @@ class _Board:
 
     def fill(self) -> Plan:
         done: list[Assignment] = []
-        first = Plan()
+        score: Score | None = None
+        runner_up: RunnerUp | None = None
         unproven = False
         for replica in self._wish.replicas:
-            keys = self._spreading(len(self._wish.replicas) - len(done))
-            best = self._table.best(keys)
+            best, second = self._table.best(self._spreading(len(self._wish.replicas) - len(done)))
             if best is None:
                 reasons = self._table.sieve.sifted().reasons()
-                return replace(first, assignments=tuple(done), complete=False, reasons=reasons)
+                return Plan(tuple(done), score, runner_up, complete=False, reasons=reasons)
             if not done:
-                first = Plan(score=self._table.score(best), runner_up=self._runner_up(best, keys))
+                score, runner_up = self._table.score(best), self._runner_up(second)
             unproven |= self._table.unproven(best)
             done.append(self._assign(replica, best))
             if len(done) < len(self._wish.replicas):
                 self._reserve(done[-1], best)
-        return replace(first, assignments=tuple(done), unproven=unproven)
+        return Plan(tuple(done), score, runner_up, unproven)
 
     def _spreading(self, missing: int) -> list[Ints]:
         """Spread: nodes with the fewest of this request first. Pack: nodes with some of it, then the roomiest.
@@ -100,8 +99,7 @@ class _Board:
             return [np.where(self._here > 0, -missing - 1, -np.minimum(self._room, missing))]
         return []
 
-    def _runner_up(self, best: int, keys: Sequence[Ints]) -> RunnerUp | None:
-        node = self._table.best(keys, without=best)
+    def _runner_up(self, node: int | None) -> RunnerUp | None:
         return None if node is None else RunnerUp(node=self._ask.cluster.name(node), total=self._table.total(node))
 
     def _assign(self, replica: int, node: int) -> Assignment:

@@ -29,8 +29,7 @@ class Binpack:
 
     def rank(self, rows: Candidates) -> Ranking:
         used = np.minimum(rows.used_after, rows.capacity)
-        scores = used * FULL_SCORE // np.maximum(rows.capacity, 1)
-        total, by = weighed(rows, scores, weights_of(self, rows))
+        total, by = weighed(rows, used * FULL_SCORE // np.maximum(rows.capacity, 1), self)
         return Ranking(keys=(-total, rows.share_after, rows.whole_after), total=total, by=by)
 
 
@@ -45,16 +44,13 @@ class Weights(Protocol):
     def gpu(self) -> int: ...
 
 
-def weights_of(strategy: Weights, rows: Candidates) -> Ints:
-    """A line for each row and a column for each resource; 0 where the node has none of the resource."""
+def weighed(rows: Candidates, scores: Ints, strategy: Weights) -> tuple[Floats, dict[str, Floats]]:
+    """The weighted mean, rounded down to hundredths, and its parts before rounding.
+
+    A resource of which the node has none scores 0 and counts nothing.
+    """
     weights = np.array([getattr(strategy, resource) for resource in rows.resources])
-    counted: Ints = weights * (rows.capacity > 0)
-    return counted
-
-
-def weighed(rows: Candidates, scores: Ints, weights: Ints) -> tuple[Floats, dict[str, Floats]]:
-    """The weighted mean, rounded down to hundredths, and its parts before rounding."""
-    weight = np.maximum(weights.sum(axis=1), 1)
-    points = weights * scores
-    total: Floats = (points.sum(axis=1) // weight) / FULL_SCORE
-    return total, dict(zip(rows.resources, (points / (weight * FULL_SCORE)[:, None]).T, strict=True))
+    weight = np.maximum((rows.capacity > 0) @ weights, 1)
+    total: Floats = (scores @ weights // weight) / FULL_SCORE
+    parts = (scores * weights).T / (weight * FULL_SCORE)
+    return total, dict(zip(rows.resources, parts, strict=True))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.placer.core.strategies.base import Candidates, Ranking
-from services.placer.core.strategies.binpack import FULL_SCORE, weighed, weights_of
+from services.placer.core.strategies.binpack import FULL_SCORE, weighed
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,5 @@ class Spread:
 
     def rank(self, rows: Candidates) -> Ranking:
         free = np.maximum(rows.capacity - rows.used_after, 0)
-        scores = free * FULL_SCORE // np.maximum(rows.capacity, 1)
-        total, by = weighed(rows, scores, weights_of(self, rows))
+        total, by = weighed(rows, free * FULL_SCORE // np.maximum(rows.capacity, 1), self)
         return Ranking(keys=(-total, -rows.share_after, -rows.whole_after), total=total, by=by)
