@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from services.placer.core.cluster import Cluster
 from services.placer.core.demand import Demand
+from services.placer.core.strategies import STRATEGIES, Strategy, registry
+from services.placer.core.strategies.fgd import Fgd
+from services.placer.core.strategies.laxity import Laxity
 from services.placer.core.strategies.outlook import Outlook, Room
 from services.placer.core.strategies.workload import Shape, Workload
 
@@ -34,3 +38,9 @@ def outlook_on(cluster: Cluster, workload: Workload) -> Outlook:
         tuple(models),
         tuple(Room(room.model, room.devices, room.cpu_milli, nodes) for room, nodes in rooms.items()),
     )
+
+
+def looking_ahead(outlook: Outlook) -> Mapping[str, Strategy]:
+    """All strategies, those that look ahead with this outlook."""
+    ahead = {strategy.name: strategy for strategy in (Fgd(outlook), Laxity(outlook))}
+    return registry(ahead.get(name, strategy) for name, strategy in STRATEGIES.items())

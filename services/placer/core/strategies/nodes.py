@@ -85,8 +85,12 @@ def by_node(nodes: Nodes, asked: Asked, score: Ints, scale: float) -> Ranking:
 
 def by_device(nodes: Nodes, score: Ints, scale: float) -> Ranking:
     """From a score of each device of each node, the largest first; one column stands for all devices of a node."""
-    mine = score[nodes.of_row, 0 if score.shape[1] == 1 else nodes.place]
-    return Ranking(keys=(-mine,), total=_total(mine, scale), by={})
+    return by_row(score[nodes.of_row, 0 if score.shape[1] == 1 else nodes.place], scale)
+
+
+def by_row(score: Ints, scale: float) -> Ranking:
+    """From a score of each row, the largest first; what is `scale` or more shows as 1, what is below 0 as 0."""
+    return Ranking(keys=(-score,), total=_total(score, scale), by={})
 
 
 def _total(score: Ints, scale: float) -> Floats:

@@ -10,6 +10,7 @@ from typing import Final
 
 from services.placer.core.strategies.fragmentation import Usable
 from services.placer.core.strategies.rests import Rests
+from services.placer.core.strategies.served import Served
 from services.placer.core.strategies.workload import Shape, Wanted, Workload
 from shared.messages import SHARE_WHOLE_MICRO
 
@@ -51,8 +52,16 @@ class Outlook:
     @cached_property
     def scarce(self) -> Usable:
         """Each kind weighs more the less of the cluster can serve it; the sum of weights is CERTAIN."""
-        head = self.workload.head
-        return Usable(head, scarce_weights(head, self.rooms), self.models, memory=True)
+        return Usable(self.workload.head, self._weights, self.models, memory=True)
+
+    @cached_property
+    def served(self) -> Served:
+        """With the same weights."""
+        return Served(self.workload.head, self._weights, self.models)
+
+    @cached_property
+    def _weights(self) -> tuple[int, ...]:
+        return scarce_weights(self.workload.head, self.rooms)
 
     @cached_property
     def rests(self) -> Rests:
@@ -77,8 +86,7 @@ def scarce_weights(kinds: Sequence[Wanted], rooms: Sequence[Room]) -> tuple[int,
         sum(part for part, on in zip(scarce, gpu, strict=True) if on) or 1
     )
     return tuple(
-        round(CERTAIN * (weight * scale if on else part))
-        for part, weight, on in zip(often, scarce, gpu, strict=True)
+        round(CERTAIN * (weight * scale if on else part)) for part, weight, on in zip(often, scarce, gpu, strict=True)
     )
 
 
