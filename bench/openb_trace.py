@@ -136,9 +136,10 @@ def in_file_order(run: Run) -> Run:
     return Run(run.trace, run.seed, [*sorted(run.arrivals[:count]), *run.arrivals[count:]], run.ranks)
 
 
-def nodes(run: Run) -> list[NodeFacts]:
+@lru_cache(maxsize=2)
+def nodes(run: Run) -> tuple[NodeFacts, ...]:
     """Named so that the order of names is that of the ranks. Device memory and deadlines do not count in this trace."""
-    return [_node(f"{rank:04d}-{row['sn']}", row) for rank, row in zip(run.ranks, _node_rows(), strict=True)]
+    return tuple(_node(f"{rank:04d}-{row['sn']}", row) for rank, row in zip(run.ranks, _node_rows(), strict=True))
 
 
 def _node(name: str, row: dict[str, str]) -> NodeFacts:
