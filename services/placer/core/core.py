@@ -92,7 +92,7 @@ class Core:
         self.following = Following()
         self.recovery = Recovery(self.rules.grace_us)
         self.telling = Telling(subjects, me)
-        self.chooser = Chooser(self.cluster, capabilities, tie=me)
+        self.chooser = Chooser(self.cluster, capabilities, tie=me, strategies=self.rules.strategies)
         self.carrying = Carrying(self)
         self._new_ledger_id = new_ledger_id
         self.now_us = 0

@@ -9,7 +9,7 @@ the same transition do it once.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.placer.core.capabilities import OTHERS, Capabilities
 from services.placer.core.cluster import Cluster
@@ -19,6 +19,7 @@ from services.placer.core.ledger import LEADER, Draft
 from services.placer.core.outcome import Assignment, Decision
 from services.placer.core.pipeline import decide, fits_more
 from services.placer.core.records import labels_of
+from services.placer.core.strategies import STRATEGIES, Strategy
 from shared.effects import Effect
 from shared.messages import Lease, PlaceRequest, RequestRecord, State
 
@@ -36,6 +37,8 @@ class Rules:
     backoff_most_us: int = 60 * SECOND_US
     final_ttl_s: int = 86_400
     batch: int = 64
+    strategies: Mapping[str, Strategy] = field(default_factory=lambda: STRATEGIES)
+    """By the names that requests say."""
 
     def backoff_us(self, times: int) -> int:
         """first * 2^(times - 1), at most `backoff_most_us`; `times` from 1."""
@@ -49,6 +52,7 @@ class Chooser:
     cluster: Cluster
     capabilities: Mapping[str, Capabilities]
     tie: str
+    strategies: Mapping[str, Strategy] = field(default_factory=lambda: STRATEGIES)
 
     def reaches(self, node: str) -> bool:
         """Whether a backend of this placer runs the node's containers."""
@@ -70,6 +74,7 @@ class Chooser:
             request,
             now_us,
             capabilities=self.capabilities,
+            strategies=self.strategies,
             set_aside=set_aside,
             only_replicas=only,
             tie=self.tie,
@@ -78,7 +83,7 @@ class Chooser:
         )
 
     def fits_more(self, request: PlaceRequest, now_us: int) -> int:
-        return fits_more(self.cluster, request, now_us, capabilities=self.capabilities)
+        return fits_more(self.cluster, request, now_us, capabilities=self.capabilities, strategies=self.strategies)
 
 
 @dataclass(frozen=True)
