@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -9,6 +10,8 @@ from functools import lru_cache
 from shared.admission import RtTask, Sharing
 from shared.devices import core_of
 from shared.messages import SHARE_WHOLE_MICRO, DeviceFacts, Kind, NodeFacts, Realtime, Reservation
+
+_MOST_BITS = 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,51 +33,135 @@ class Load:
         return sum(task.kind is not Kind.SOFT for task in self.residents)
 
 
-@dataclass(slots=True)
 class DeviceAccount:
-    """One device: `memory_free` is None where its memory, or what others use of it, is unknown."""
+    """One device and who holds something of it, kept in step one reservation at a time.
 
-    facts: DeviceFacts
-    held: list[Reservation] = field(default_factory=list)
+    `share_free` is in millionths; unknown foreign use takes nothing off it, it counts as a context instead.
+    `memory_free` is None where its memory, or what others use of it, is unknown. `foreign`: somebody of no reservation
+    may be computing on it.
+    """
 
-    @property
-    def share_free(self) -> int:
-        """In millionths. Unknown foreign use takes nothing off, it counts as a context instead."""
-        used = sum(r.share_micro for r in self.held) + (self.facts.foreign_share_micro or 0)
-        return max(0, SHARE_WHOLE_MICRO - used)
+    __slots__ = ("_held", "_memory_used", "_share_used", "_sharing", "facts", "foreign", "share_free")
+
+    def __init__(self, facts: DeviceFacts) -> None:
+        self.facts = facts
+        self.foreign = _foreign(facts)
+        self._sharing = sharing_of(facts)
+        self._held: list[tuple[Reservation, RtTask | None]] = []
+        self._share_used = facts.foreign_share_micro or 0
+        self._memory_used = 0
+        self.share_free = max(0, SHARE_WHOLE_MICRO - self._share_used)
+
+    def add(self, reservation: Reservation) -> None:
+        self._held.append((reservation, resident_task(reservation.realtime)))
+        self._share_used += reservation.share_micro
+        self._memory_used += reservation.device_memory_mib
+        self.share_free = max(0, SHARE_WHOLE_MICRO - self._share_used)
+
+    def remove(self, reservation: Reservation) -> None:
+        """Takes off what was added as this very object."""
+        place = next(place for place, (held, _) in enumerate(self._held) if held is reservation)
+        del self._held[place]
+        self._share_used -= reservation.share_micro
+        self._memory_used -= reservation.device_memory_mib
+        self.share_free = max(0, SHARE_WHOLE_MICRO - self._share_used)
 
     @property
     def memory_free(self) -> int | None:
-        foreign = self.facts.foreign_memory_mib
-        used = sum(r.device_memory_mib for r in self.held)
-        return left(self.facts.memory_mib, used, foreign)
-
-    @property
-    def foreign(self) -> bool:
-        """Whether somebody of no reservation may be computing on it.
-
-        Who holds memory of a GPU has a context on it. Memory used on a machine says nothing about one of its cores.
-        """
-        facts = self.facts
-        return facts.foreign_share_micro != 0 or (facts.foreign_memory_mib != 0 and core_of(facts.uuid) is None)
+        return left(self.facts.memory_mib, self._memory_used, self.facts.foreign_memory_mib)
 
     def load(self) -> Load:
-        named = sorted(
-            ((task, r.request_id) for r in self.held if (task := resident_task(r.realtime))),
-            key=lambda pair: (pair[0].deadline_us, pair[0].runtime_us, pair[0].period_us, pair[1]),
-        )
+        named = [(task, held.request_id) for held, task in self._held if task]
+        if len(named) > 1:
+            named.sort(key=lambda pair: (pair[0].deadline_us, pair[0].runtime_us, pair[0].period_us, pair[1]))
         return Load(
-            sharing=sharing_of(self.facts),
+            sharing=self._sharing,
             residents=tuple(task for task, _ in named),
-            contexts=len(self.held) - len(named) + self.foreign,
+            contexts=len(self._held) - len(named) + self.foreign,
             foreign=self.foreign,
             names=tuple(name for _, name in named),
         )
 
 
+class NodeAccount:
+    """One node: what of its CPU and memory is reserved, and its devices in the order of the facts.
+
+    What is reserved on a device that is gone is left out.
+    """
+
+    def __init__(self, facts: NodeFacts, reservations: Sequence[Reservation]) -> None:
+        self._facts = facts
+        self.devices = [DeviceAccount(device) for device in facts.devices]
+        self._places = {device.uuid: place for place, device in enumerate(facts.devices)}
+        self._cpu_used = self._memory_used = 0
+        self._classes: Counter[int] = Counter()
+        for reservation in reservations:
+            self.add(reservation)
+
+    def add(self, reservation: Reservation) -> list[int]:
+        """The places of the devices that it concerns."""
+        places = [self._places[uuid] for uuid in reservation.devices if uuid in self._places]
+        for place in places:
+            self.devices[place].add(reservation)
+        self._cpu_used += reservation.cpu_milli
+        self._memory_used += reservation.memory_mib
+        self._classes[_class_bit(reservation)] += 1
+        return places
+
+    def remove(self, reservation: Reservation) -> list[int]:
+        """Takes back what was added as this very object; the places of the devices that it concerned."""
+        places = [self._places[uuid] for uuid in reservation.devices if uuid in self._places]
+        for place in places:
+            self.devices[place].remove(reservation)
+        self._cpu_used -= reservation.cpu_milli
+        self._memory_used -= reservation.memory_mib
+        self._classes[_class_bit(reservation)] -= 1
+        return places
+
+    @property
+    def classes(self) -> int:
+        """Bit 0 is set where somebody has part of a device, bit k where somebody has k whole ones."""
+        return sum(bit for bit, number in self._classes.items() if number)
+
+    @property
+    def cpu_free(self) -> int | None:
+        return left(self._facts.cpu_milli, self._cpu_used, self._facts.foreign_cpu_milli)
+
+    @property
+    def memory_free(self) -> int | None:
+        return left(self._facts.memory_mib, self._memory_used, self._facts.foreign_memory_mib)
+
+    @property
+    def shares_free(self) -> list[int]:
+        """Of each device, 0 of one that is not healthy."""
+        return [device.share_free if device.facts.healthy else 0 for device in self.devices]
+
+
+def _class_bit(reservation: Reservation) -> int:
+    if not reservation.devices:
+        return 0
+    return 1 << min(_MOST_BITS, len(reservation.devices) if reservation.share_micro == SHARE_WHOLE_MICRO else 0)
+
+
+def exchanged(
+    before: Sequence[Reservation], after: Sequence[Reservation]
+) -> tuple[list[Reservation], list[Reservation]] | None:
+    """Which objects went and which came; None where counting anew is simpler."""
+    gone = {id(reservation): reservation for reservation in before}
+    if len(gone) < len(before):
+        return None
+    come = [reservation for reservation in after if gone.pop(id(reservation), None) is None]
+    return (list(gone.values()), come) if len(gone) + len(come) <= len(after) else None
+
+
 def sharing_of(facts: DeviceFacts) -> Sharing:
     """How the device is shared. What was measured as no time at all was not measured."""
     return Sharing(facts.regime, facts.slice_us or None, facts.switch_us)
+
+
+def _foreign(facts: DeviceFacts) -> bool:
+    """Who holds memory of a GPU has a context on it. Memory used on a machine says nothing about one of its cores."""
+    return facts.foreign_share_micro != 0 or (facts.foreign_memory_mib != 0 and core_of(facts.uuid) is None)
 
 
 @lru_cache(maxsize=4096)
@@ -86,14 +173,3 @@ def resident_task(realtime: Realtime | None) -> RtTask | None:
 def left(capacity: int | None, reserved: int, foreign: int | None) -> int | None:
     """Capacity - reservations - foreign use, 0 where more is held than there is; None where either is unknown."""
     return None if capacity is None or foreign is None else max(0, capacity - reserved - foreign)
-
-
-def device_accounts(facts: NodeFacts, reservations: Sequence[Reservation]) -> list[DeviceAccount]:
-    """One account per device, in the order of the facts; what is reserved on a device that is gone is left out."""
-    accounts = [DeviceAccount(device) for device in facts.devices]
-    by_uuid = {account.facts.uuid: account for account in accounts}
-    for reservation in reservations:
-        for uuid in reservation.devices:
-            if uuid in by_uuid:
-                by_uuid[uuid].held.append(reservation)
-    return accounts

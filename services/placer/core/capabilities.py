@@ -31,17 +31,32 @@ class Capabilities:
 
     def lacking(self, request: PlaceRequest) -> str | None:
         """The first field of the request that cannot be honoured."""
+        pods, command, image, volumes, ports, secrets, user, shm = needs(request)
         asked = {
-            "pods": request.pods is not None and not self.pods,
-            "command": self.needs_command and not request.command,
-            "image": not self.images if request.image is not None else self.needs_image and request.pods is None,
-            "volumes": bool(request.volumes) and not self.volumes,
-            "ports": bool(request.ports) and not self.ports,
-            "env": not self.secrets and any(isinstance(value, Secret) for value in request.env.values()),
-            "user": request.user is not None and not self.user,
-            "shm_mib": bool(request.shm_mib) and not self.shm,
+            "pods": pods and not self.pods,
+            "command": self.needs_command and not command,
+            "image": not self.images if image else self.needs_image and not pods,
+            "volumes": volumes and not self.volumes,
+            "ports": ports and not self.ports,
+            "env": secrets and not self.secrets,
+            "user": user and not self.user,
+            "shm_mib": shm and not self.shm,
         }
         return next((field for field, refused in asked.items() if refused), None)
+
+
+def needs(request: PlaceRequest) -> tuple[bool, ...]:
+    """All that what a backend can do is compared with: pods, command, image, volumes, ports, secrets, user, shm."""
+    return (
+        request.pods is not None,
+        bool(request.command),
+        request.image is not None,
+        bool(request.volumes),
+        bool(request.ports),
+        any(isinstance(value, Secret) for value in request.env.values()),
+        request.user is not None,
+        bool(request.shm_mib),
+    )
 
 
 OTHERS: Final = ""

@@ -40,7 +40,7 @@ def changes(question: Question, plan: Plan) -> list[Change]:
         change
         for propose in _PROPOSALS
         for change in propose(question)
-        if change.request and change.request != asked and replace(question, request=change.request).fits()
+        if change.request and change.request != asked and replace(question, request=change.request, kept=False).fits()
     ]
     return [*found, *_fewer_replicas(question, plan), *_release(question)]
 
@@ -61,7 +61,7 @@ def _of_realtime(question: Question, text: str, realtime: Realtime, **fields: An
 def _but_for(question: Question, *codes: str) -> Rows:
     """The rows that pass every filter but these."""
     filters = DEVICE_FILTERS if question.request.gpu else NODE_FILTERS
-    return sift(question.ask().everywhere(), [one for one in filters if one.code not in codes]).passing
+    return sift(question.ask.everywhere(), [one for one in filters if one.code not in codes]).passing
 
 
 # ------------------------------------------------------------------------------------------ less of it
@@ -211,14 +211,14 @@ def _release(question: Question) -> Iterator[Change]:
     """The smallest release on one node that makes room for a single replica."""
     if len(question.replicas) > 1:
         return
-    sifted = sift(question.ask().everywhere())
+    sifted = sift(question.ask.everywhere())
     for node, request_id in _releases(question, sifted):
         cluster = question.cluster
         with cluster.trial():
             kept = tuple(r for r in cluster.reservations(node) if r.request_id != request_id)
             cluster.set_reservations(node, kept)
             slot = cluster.slot(node)
-            fits = slot is not None and len(sift(question.ask().on(slot)).passing) > 0
+            fits = slot is not None and len(sift(question.ask.on(np.array([slot]))).passing) > 0
         if fits:
             yield Change(f"{request_id} on {node} is released", None, (request_id, node))
             return

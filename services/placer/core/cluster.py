@@ -1,22 +1,24 @@
 """The cluster as arrays, one row per device, kept up to date node by node; decides nothing.
 
 A node without devices has one row that is no device, so that it too is counted and explained. When a node changes,
-its rows are computed again and no others. Devices that are loaded alike have the same number in `load`.
+its rows are computed again and no others, and it gets the number of the change: what others have worked out of a
+node, kept in `memo`, holds until then. Devices that are loaded alike have the same number in `load`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from services.placer.core.accounts import DeviceAccount, Load, device_accounts, left, sharing_of
+from services.placer.core.accounts import DeviceAccount, Load, NodeAccount, exchanged, sharing_of
 from services.placer.core.columns import Columns, Ints
 from services.placer.core.demand import Demand
 from services.placer.core.feasible import Verdicts
+from services.placer.core.memo import Memo
 from shared.admission import Sharing
 from shared.devices import core_of
 from shared.messages import SHARE_WHOLE_MICRO, DeviceFacts, DeviceStanding, NodeFacts, NodeState, Reservation
@@ -24,25 +26,43 @@ from shared.messages import SHARE_WHOLE_MICRO, DeviceFacts, DeviceStanding, Node
 STATES: Final = tuple(NodeState)
 UNKNOWN: Final = -1
 
+SLOT_LABEL: Final = "laxity.dev/slot"
+"""The label of a node that says which fixed size of request it takes: 1, 2, 4 or 8 devices."""
+
+RESOURCES: Final = ("cpu", "memory", "gpu")
+"""Of a node, in milli CPU, MiB, and millionths of a device over all its healthy devices."""
+
 GUARANTEED, TIGHT, AT_RISK = range(3)
 """What the node list says about a device, best first."""
 
-_DEMANDS_REMEMBERED: Final = 16
-_KINDS_KEPT: Final = 10_000
+_DEMANDS_KEPT: Final = 128
+"""Demands whose admission is remembered for each kind of load: at most 15 bytes each, so 1 MB at 80,000 devices."""
+_MEMO_KEPT: Final = 512
+"""Things remembered in `memo`, two for each kind of request: at most 1 MB each at 80,000 devices."""
 
-_NODE_COLUMNS: Final = {
+_NODE_COLUMNS: Final[dict[str, Any]] = {
+    "known": np.bool_,
+    "first_row": np.int64,
+    "row_count": np.int64,
+    "changed": np.int64,
+    "facts_changed": np.int64,
     "state": np.int8,
     "cpu_capacity": np.int64,
     "cpu_free": np.int64,
     "memory_capacity": np.int64,
     "memory_free": np.int64,
+    "capacity": (np.int64, (3,)),
+    "used": (np.int64, (3,)),
     "devices": np.int64,
+    "slot": np.int64,
     "share_free": np.int64,
     "whole_free": np.int64,
+    "classes": np.int64,
+    "shares": (np.int64, (8,)),
     "rank": np.int64,
     "hash": np.uint64,
 }
-_DEVICE_COLUMNS: Final = {
+_DEVICE_COLUMNS: Final[dict[str, Any]] = {
     "node": np.int64,
     "is_device": np.bool_,
     "healthy": np.bool_,
@@ -64,11 +84,14 @@ _DEVICE_COLUMNS: Final = {
 class Cluster:
     """What every node has, holds and has left. Free = capacity - reservations - foreign use, never below 0.
 
-    Memory is UNKNOWN (-1) where it is not known. Nothing here judges how old facts are: the node list does, by when
+    Memory is UNKNOWN (-1) where it is not known. `capacity` and `used` of a node stand side by side for RESOURCES, what
+    is unknown counting as unused: for ranking only. Nothing here judges how old facts are: the node list does, by when
     it heard a node, and its verdict comes as the node's state.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kinds_kept: int = 10_000) -> None:
+        """`kinds_kept`: kinds of load that no device has any more are forgotten when there are so many of them."""
+        self._kinds_kept = kinds_kept
         self.nodes = Columns(_NODE_COLUMNS)
         self.devices = Columns(_DEVICE_COLUMNS)
         self.loads: dict[int, Load] = {}
@@ -78,12 +101,22 @@ class Cluster:
         self.kinds: list[Load] = []
         """The kinds of load by their numbers."""
         self._kind_numbers: dict[Load, int] = {}
-        self._verdicts: dict[object, Verdicts] = {}
+        self._verdicts: Memo[Verdicts] = Memo(_DEMANDS_KEPT)
+        self.memo: Memo[Any] = Memo(_MEMO_KEPT)
+        """What others have worked out about this cluster, theirs to keep in step with `changes`."""
+        self.changes = 0
+        """Counts the changes of nodes. `nodes["changed"]` is the number of a node's last one, `facts_changed` that of
+        the last one that was more than a change of what is reserved."""
+        self.facts_changes = 0
+        """The number of the last change of any node's facts."""
         self._slots: dict[str, int] = {}
         self._names: dict[int, str] = {}
         self._rows: dict[str, range] = {}
         self._facts: dict[str, NodeFacts] = {}
+        self._substance: dict[str, object] = {}
+        self._accounts: dict[str, NodeAccount] = {}
         self._reservations: dict[str, tuple[Reservation, ...]] = {}
+        self._undo: dict[str, tuple[Reservation, ...]] | None = None
         self._order: tuple[Ints, Ints] | None = None
 
     # ------------------------------------------------------------------------------------------ changes
@@ -97,31 +130,41 @@ class Cluster:
             return
         if node not in self._slots:
             self._admit(node, max(1, len(facts.devices)))
-        elif known is None or [d.uuid for d in known.devices] != [d.uuid for d in facts.devices]:
+        elif known is None or [(d.index, d.uuid) for d in known.devices] != [(d.index, d.uuid) for d in facts.devices]:
             self._order = None
         self._facts[node] = facts
-        self._describe(node, facts)
-        self._count(node)
+        if self._substance.get(node) != (substance := _substance(facts)):
+            self._substance[node] = substance
+            self._describe(node, facts)
+            self._count(node)
+            self._touch(self._slots[node], facts=True)
 
     def set_reservations(self, node: str, reservations: tuple[Reservation, ...]) -> None:
         """Replaces all reservations of a node, whether or not it is known."""
+        before = self._reservations.get(node, ())
+        if reservations is before:
+            return
+        if self._undo is not None:
+            self._undo.setdefault(node, before)
         if reservations:
             self._reservations[node] = reservations
         else:
             self._reservations.pop(node, None)
         if node in self._facts:
-            self._count(node)
+            self._recount(node, before, reservations)
+            self._touch(self._slots[node])
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """What is reserved inside is taken back at the end."""
-        before = dict(self._reservations)
+        """What is reserved inside is taken back at the end; a trial inside a trial takes back its own."""
+        outer, self._undo = self._undo, {}
         try:
             yield
         finally:
-            for node in before.keys() | self._reservations.keys():
-                if self._reservations.get(node) is not before.get(node):
-                    self.set_reservations(node, before.get(node, ()))
+            undo, self._undo = self._undo, None
+            for node, before in undo.items():
+                self.set_reservations(node, before)
+            self._undo = outer
 
     # ---------------------------------------------------------------------------------------- questions
 
@@ -138,10 +181,19 @@ class Cluster:
     def name(self, slot: int) -> str:
         return self._names[slot]
 
-    def rows_of(self, slot: int) -> Ints:
-        """The device rows of a node."""
-        rows = self._rows[self._names[slot]]
-        return np.arange(rows.start, rows.stop)
+    def rows_of(self, slots: Ints) -> Ints:
+        """The device rows of nodes, node by node; one that is not known (any more) has none."""
+        if not len(slots):
+            return slots
+        counts = self.nodes["row_count"][slots]
+        ends = counts.cumsum()
+        rows: Ints = (self.nodes["first_row"][slots] - ends + counts).repeat(counts)
+        rows += np.arange(ends[-1])
+        return rows
+
+    def changed_since(self, number: int) -> Ints:
+        """The rows of nodes that have changed since `changes` was this number, those that left among them."""
+        return (self.nodes["changed"] > number).nonzero()[0]
 
     def device(self, row: int) -> DeviceFacts:
         """The device behind a row that is one."""
@@ -153,15 +205,10 @@ class Cluster:
         device, node = self.device(row), self._names[int(self.devices["node"][row])]
         return f"{node}/{'gpu' if core_of(device.uuid) is None else 'core'}-{device.index}"
 
-    def verdicts(self, demand: Demand, rows: Ints) -> Verdicts:
-        """The admission test of this demand, up to date for these rows; the last few demands are remembered."""
-        key = (demand.kind, demand.task)
-        if (found := self._verdicts.pop(key, None)) is None:
-            found = Verdicts(demand)
-            if len(self._verdicts) >= _DEMANDS_REMEMBERED:
-                self._verdicts.pop(next(iter(self._verdicts)))
-        self._verdicts[key] = found
-        found.refresh(self.devices["load"][rows], self.kinds)
+    def verdicts(self, demand: Demand, loads: Ints) -> Verdicts:
+        """The admission test of this demand, up to date for these kinds of load; the last few are remembered."""
+        found = self._verdicts.get((demand.kind, demand.task), lambda: Verdicts(demand))
+        found.refresh(loads, self.kinds)
         return found
 
     def all_rows(self) -> Ints:
@@ -188,14 +235,18 @@ class Cluster:
     def _admit(self, node: str, count: int) -> None:
         slot = self.nodes.take(1).start
         self._slots[node], self._names[slot] = slot, node
-        self._rows[node] = self.devices.take(count)
+        self._rows[node] = rows = self.devices.take(count)
+        self.nodes.widen("shares", count)
+        self.nodes.write(range(slot, slot + 1), known=True, first_row=rows.start, row_count=count, shares=0)
         self._order = None
 
     def _forget(self, node: str) -> None:
         slot, rows = self._slots.pop(node), self._rows.pop(node)
-        del self._facts[node], self._names[slot]
+        del self._facts[node], self._names[slot], self._substance[node], self._accounts[node]
         for row in rows:
             self.loads.pop(row, None)
+        self.nodes.write(range(slot, slot + 1), known=False, row_count=0)
+        self._touch(slot, facts=True)
         self.nodes.give_back(range(slot, slot + 1))
         self.devices.give_back(rows)
         self._order = None
@@ -231,7 +282,9 @@ class Cluster:
             state=STATES.index(facts.state),
             cpu_capacity=facts.cpu_milli,
             memory_capacity=facts.memory_mib,
-            devices=sum(d.healthy for d in devices),
+            devices=(healthy := sum(d.healthy for d in devices)),
+            capacity=[facts.cpu_milli, facts.memory_mib, healthy * SHARE_WHOLE_MICRO],
+            slot=_slot(facts),
             hash=name_hash(node),
         )
         self.devices.write(rows, node=slot, is_device=bool(devices), hash=name_hash(node))
@@ -248,42 +301,81 @@ class Cluster:
                 hash=[name_hash(f"{node}\x00{d.uuid}") for d in devices],
             )
 
+    def _touch(self, slot: int, *, facts: bool = False) -> None:
+        self.changes += 1
+        self.nodes["changed"][slot] = self.changes
+        if facts:
+            self.nodes["facts_changed"][slot] = self.facts_changes = self.changes
+
     def _count(self, node: str) -> None:
-        """Writes what is left of a node and its devices."""
-        if len(self.kinds) > _KINDS_KEPT + 4 * len(self.devices):
+        """Writes what is left of a node and its devices, counted from its facts and its reservations."""
+        account = self._accounts[node] = NodeAccount(self._facts[node], self.reservations(node))
+        self._write(node, account, range(len(account.devices)))
+
+    def _recount(self, node: str, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> None:
+        """The same from what was counted before: only what came and went is looked at."""
+        difference = exchanged(before, after)
+        if difference is None:
+            self._count(node)
+            return
+        account, (gone, come) = self._accounts[node], difference
+        places = {place for reservation in gone for place in account.remove(reservation)}
+        places.update(place for reservation in come for place in account.add(reservation))
+        self._write(node, account, places)
+
+    def _write(self, node: str, account: NodeAccount, places: Iterable[int]) -> None:
+        if len(self.kinds) > self._kinds_kept + 2 * len(self.devices):
             self._renumber()
-        facts, held, slot = self._facts[node], self.reservations(node), self._slots[node]
-        accounts = device_accounts(facts, held)
-        if accounts:
-            self._count_devices(self._rows[node], accounts)
-        shares = [account.share_free for account in accounts if account.facts.healthy]
-        cpu = left(facts.cpu_milli, sum(r.cpu_milli for r in held), facts.foreign_cpu_milli)
-        memory = left(facts.memory_mib, sum(r.memory_mib for r in held), facts.foreign_memory_mib)
-        self.nodes.write(
-            range(slot, slot + 1),
-            cpu_free=UNKNOWN if cpu is None else cpu,
-            memory_free=UNKNOWN if memory is None else memory,
-            share_free=sum(shares),
-            whole_free=shares.count(SHARE_WHOLE_MICRO),
-        )
+        slot, start = self._slots[node], self._rows[node].start
+        for place in places:
+            self._write_device(start + place, account.devices[place])
+        cpu, memory, shares = account.cpu_free, account.memory_free, account.shares_free
+        share = sum(shares)
+        cpu_capacity, memory_capacity, share_capacity = self.nodes["capacity"][slot].tolist()
+        self.nodes["cpu_free"][slot] = UNKNOWN if cpu is None else cpu
+        self.nodes["memory_free"][slot] = UNKNOWN if memory is None else memory
+        self.nodes["share_free"][slot] = share
+        self.nodes["whole_free"][slot] = shares.count(SHARE_WHOLE_MICRO)
+        self.nodes["classes"][slot] = account.classes
+        self.nodes["shares"][slot, : len(shares)] = shares
+        cpu_used = 0 if cpu is None else cpu_capacity - cpu
+        memory_used = 0 if memory is None else memory_capacity - memory
+        self.nodes["used"][slot] = (cpu_used, memory_used, share_capacity - share)
+
+    def _write_device(self, row: int, account: DeviceAccount) -> None:
+        self.loads[row] = load = account.load()
+        memory = account.memory_free
+        self.devices["share_free"][row] = account.share_free
+        self.devices["memory_free"][row] = UNKNOWN if memory is None else memory
+        self.devices["promised"][row] = load.promised
+        self.devices["load"][row] = self.kind_number(load)
 
     def _renumber(self) -> None:
         """Forgets the kinds of load that no device has any more."""
-        self.kinds, self._kind_numbers, self._verdicts = [], {}, {}
-        for row, load in self.loads.items():
-            self.devices.write(range(row, row + 1), load=self.kind_number(load))
+        used = np.unique(self.devices["load"][list(self.loads)])
+        new = np.zeros(len(self.kinds), np.int64)
+        new[used] = np.arange(len(used))
+        self.devices["load"][:] = new[self.devices["load"]]
+        self.kinds = [self.kinds[number] for number in used.tolist()]
+        self._kind_numbers = {load: number for number, load in enumerate(self.kinds)}
+        for verdicts in self._verdicts.values():
+            verdicts.keep(used)
 
-    def _count_devices(self, rows: range, accounts: list[DeviceAccount]) -> None:
-        loads = [account.load() for account in accounts]
-        self.loads.update(zip(rows, loads, strict=True))
-        memory = [account.memory_free for account in accounts]
-        self.devices.write(
-            rows,
-            share_free=[account.share_free for account in accounts],
-            memory_free=[UNKNOWN if free is None else free for free in memory],
-            promised=[load.promised for load in loads],
-            load=[self.kind_number(load) for load in loads],
-        )
+
+def _substance(facts: NodeFacts) -> object:
+    """All that decisions look at: the same for facts that differ in when they were written or in words."""
+    devices = [
+        (d.uuid, d.index, d.model, d.group, d.healthy, d.memory_mib, d.foreign_share_micro, d.foreign_memory_mib)
+        for d in facts.devices
+    ]
+    shared = [(sharing_of(d), _risk(d), _excluded(d)) for d in facts.devices]
+    use = (facts.cpu_milli, facts.memory_mib, facts.foreign_cpu_milli, facts.foreign_memory_mib)
+    return facts.state, use, facts.labels, devices, shared
+
+
+def _slot(facts: NodeFacts) -> int:
+    size = facts.labels.get(SLOT_LABEL, "")
+    return int(size) if size.isdecimal() and len(size) < 5 else 0
 
 
 def _risk(device: DeviceFacts) -> int:

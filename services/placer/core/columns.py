@@ -6,17 +6,22 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 
 
 class Columns:
-    """A struct of arrays. Rows are handed out in runs and given back; a run given back is used again."""
+    """A struct of arrays. Rows are handed out in runs and given back; a run given back is used again.
 
-    def __init__(self, kinds: Mapping[str, DTypeLike]) -> None:
+    A column of kind `(kind, (n,))` has n numbers in each row.
+    """
+
+    def __init__(self, kinds: Mapping[str, Any]) -> None:
+        self.kinds = kinds
         self._columns: dict[str, Array] = {name: np.zeros(64, kind) for name, kind in kinds.items()}
         self._end = 0
         self._spare: dict[int, list[range]] = {}
@@ -38,11 +43,18 @@ class Columns:
         if self._end > size:
             extra = max(size, self._end - size)
             for name, column in self._columns.items():
-                self._columns[name] = np.concatenate([column, np.zeros(extra, column.dtype)])
+                more = np.zeros((extra, *column.shape[1:]), column.dtype)
+                self._columns[name] = np.concatenate([column, more])
         return rows
 
     def give_back(self, rows: range) -> None:
         self._spare.setdefault(len(rows), []).append(rows)
+
+    def widen(self, name: str, width: int) -> None:
+        """Gives each row of a column of several numbers at least so many, the new ones 0."""
+        column = self._columns[name]
+        if (more := width - column.shape[1]) > 0:
+            self._columns[name] = np.pad(column, ((0, 0), (0, more)))
 
     def write(self, rows: range, **values: Any) -> None:
         """Sets some columns of a run, each from one value or from a list of as many as there are rows."""

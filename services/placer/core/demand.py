@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from shared.admission import RtTask
 from shared.errors import FieldError
@@ -37,6 +37,10 @@ class Demand:
             memory_mib=request.memory_mib,
         )
 
+    @property
+    def amounts(self) -> tuple[int, int, int, int, int]:
+        return self.count, self.share_micro, self.device_memory_mib, self.cpu_milli, self.memory_mib
+
     @cached_property
     def kind(self) -> Kind:
         """A request without a deadline promises nothing, as a soft one."""
@@ -68,6 +72,7 @@ class Demand:
         )
 
 
+@lru_cache(maxsize=4096)
 def _share(share: float) -> int:
     try:
         return share_micro(share)

@@ -59,5 +59,14 @@ class Verdicts:
                 unproven=verdict.unproven,
             )
 
+    def keep(self, numbers: Ints) -> None:
+        """Only these kinds of load are left, numbered from 0 in this order."""
+        kept = Columns(self._table.kinds)
+        met = numbers[numbers < len(self._table)]  # kinds are met in the order of their numbers
+        kept.take(len(met))
+        for name in self._table.kinds:
+            kept[name][: len(met)] = self._table[name][met]
+        self._table = kept
+
     def column(self, name: str, numbers: Ints) -> Array:
         return self._table[name][numbers]

@@ -9,7 +9,7 @@ the same transition do it once.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.placer.core.capabilities import OTHERS, Capabilities
 from services.placer.core.cluster import Cluster
@@ -17,8 +17,10 @@ from services.placer.core.containers import Start
 from services.placer.core.leases import Leases
 from services.placer.core.ledger import LEADER, Draft
 from services.placer.core.outcome import Assignment, Decision
+from services.placer.core.outlooks import Learned
 from services.placer.core.pipeline import decide, fits_more
 from services.placer.core.records import labels_of
+from services.placer.core.strategies import STRATEGIES, Strategy
 from shared.effects import Effect
 from shared.messages import Lease, PlaceRequest, RequestRecord, State
 
@@ -36,6 +38,8 @@ class Rules:
     backoff_most_us: int = 60 * SECOND_US
     final_ttl_s: int = 86_400
     batch: int = 64
+    strategies: Mapping[str, Strategy] = field(default_factory=lambda: STRATEGIES)
+    """By the names that requests say."""
 
     def backoff_us(self, times: int) -> int:
         """first * 2^(times - 1), at most `backoff_most_us`; `times` from 1."""
@@ -49,6 +53,7 @@ class Chooser:
     cluster: Cluster
     capabilities: Mapping[str, Capabilities]
     tie: str
+    learned: Learned = field(default_factory=Learned)
 
     def reaches(self, node: str) -> bool:
         """Whether a backend of this placer runs the node's containers."""
@@ -70,6 +75,7 @@ class Chooser:
             request,
             now_us,
             capabilities=self.capabilities,
+            strategies=self.learned.strategies,
             set_aside=set_aside,
             only_replicas=only,
             tie=self.tie,
@@ -77,8 +83,14 @@ class Chooser:
             advise=advise,
         )
 
+    def note(self, request: PlaceRequest) -> None:
+        """A new request: strategies that look ahead learn from it. One that is planned again is counted again."""
+        self.learned.note(self.cluster, request)
+
     def fits_more(self, request: PlaceRequest, now_us: int) -> int:
-        return fits_more(self.cluster, request, now_us, capabilities=self.capabilities)
+        return fits_more(
+            self.cluster, request, now_us, capabilities=self.capabilities, strategies=self.learned.strategies
+        )
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from services.placer.core.capabilities import Capabilities
 from services.placer.core.cluster import Cluster
@@ -11,7 +12,7 @@ from services.placer.core.demand import Demand
 from services.placer.core.outcome import MAX_GANG_NODES, Assignment
 from services.placer.core.planners.gang import Plan, Wish, plan
 from services.placer.core.rows import Ask
-from services.placer.core.strategies import Strategy
+from services.placer.core.strategies import Strategy, slots_of
 from shared.messages import PlaceRequest
 
 
@@ -27,15 +28,20 @@ class Question:
     set_aside: frozenset[str] = frozenset()
     others: tuple[Assignment, ...] = ()
     tie: str = ""
+    kept: bool = True
+    """False for what is asked once: it does not push out what is remembered of others."""
 
+    @cached_property
     def ask(self) -> Ask:
-        return Ask(self.cluster, Demand.of(self.request), self.capabilities, self.set_aside)
+        demand = Demand.of(self.request)
+        slots = slots_of(self.strategy, demand.count)
+        return Ask(self.cluster, demand, self.capabilities, self.set_aside, self.kept, slots)
 
     def plan(self) -> Plan:
         """A plan over more nodes than one placement may touch is made again, on as few as possible."""
         wish = Wish(self.strategy, self.replicas, self.request.spread_over, self.tie, self.others)
-        first = plan(self.ask(), wish)
-        return first if first.nodes <= MAX_GANG_NODES else plan(self.ask(), replace(wish, spread_over="pack"))
+        first = plan(self.ask, wish)
+        return first if first.nodes <= MAX_GANG_NODES else plan(self.ask, replace(wish, spread_over="pack"))
 
     def fits(self) -> bool:
         found = self.plan()

@@ -9,19 +9,19 @@ from services.placer.core.cluster import STATES, UNKNOWN
 from services.placer.core.columns import Ints
 from services.placer.core.demand import Demand
 from services.placer.core.feasible import admit
-from services.placer.core.filters import sift
-from services.placer.core.rows import Ask, Rows
+from services.placer.core.filters import Sifted
+from services.placer.core.rows import Rows
 from shared.messages import SHARE_WHOLE_MICRO, NodeState
 
 
-def room(ask: Ask, limit: int, *, empty: bool = False) -> Ints:
+def room(sifted: Sifted, limit: int, *, empty: bool = False) -> Ints:
     """Replicas that fit on each node, by node row and at most `limit` each; `empty`: were all reservations gone.
 
     Exact, since replicas of one request are alike and nodes do not share anything: what fits on a device does not
     depend on the order. A node that has just joined counts as `limit` where empty: what it has is not known yet.
     """
-    sifted = sift(ask.everywhere())
     rows = sifted.possible if empty else sifted.passing
+    ask = rows.ask
     node = _per_node(rows, limit, empty=empty)
     if ask.demand.count:
         devices = rows.where(rows.of_device("is_device"))
@@ -55,16 +55,13 @@ def _per_device(rows: Rows, limit: int, *, empty: bool) -> Ints:
         most = np.where(memory == UNKNOWN, most, np.minimum(most, memory // demand.device_memory_mib))
     if not len(rows):
         return most
-    load = rows.of_device("load")
-    pairs, which = np.unique(np.stack([load, most]), axis=1, return_inverse=True)
-    kinds = rows.ask.cluster.kinds
-    depth = [_deepest(demand, _emptied(kinds[number], empty=empty), deep) for number, deep in pairs.T.tolist()]
-    depths: Ints = np.array(depth, np.int64)[which.reshape(-1)]
+    kinds, cluster = rows.of_device("sharing" if empty else "load"), rows.ask.cluster
+    pairs, which = np.unique(kinds * (limit + 1) + most, return_inverse=True)
+    depth = []
+    for number, deep in zip(*(part.tolist() for part in np.divmod(pairs, limit + 1)), strict=True):
+        depth.append(_deepest(demand, Load(cluster.sharing(number)) if empty else cluster.kinds[number], deep))
+    depths: Ints = np.array(depth, np.int64)[which]
     return depths
-
-
-def _emptied(load: Load, *, empty: bool) -> Load:
-    return Load(load.sharing) if empty else load
 
 
 def _deepest(demand: Demand, load: Load, most: int) -> int:

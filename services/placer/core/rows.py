@@ -1,69 +1,71 @@
-"""What a decision looks at: the question, and the rows it is asked of, as arrays; filters and scores are elsewhere."""
+"""What a decision looks at: the question, and the rows it is asked of, as arrays; filters and scores are elsewhere.
+
+Whatever is said of a row depends on the question and on the row's node alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from services.placer.core.accounts import Load
-from services.placer.core.capabilities import OTHERS, Capabilities
+from services.placer.core.capabilities import OTHERS, Capabilities, needs
 from services.placer.core.cluster import UNKNOWN, Cluster
 from services.placer.core.columns import Array, Bools, Ints
 from services.placer.core.demand import Demand
+from services.placer.core.feasible import Verdicts
 from shared.admission import Sharing
 from shared.messages import AllExcept
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One decision's question: the demand, and what holds for whole nodes as masks over node rows."""
+    """One decision's question. `kept`: what is worked out for it is kept for the next one of its kind."""
 
     cluster: Cluster
     demand: Demand
     capabilities: Mapping[str, Capabilities]
+    """Not to be changed: what is remembered goes by which object it is."""
     set_aside: frozenset[str] = frozenset()
+    kept: bool = True
+    slots: tuple[int, ...] | None = None
+    """The fixed sizes of nodes that it may go to; None: any node."""
+
+    @cached_property
+    def kind(self) -> Hashable:
+        """Everything that what is said of a row depends on: questions of one kind have the same answers."""
+        request, gpu = self.demand.request, self.demand.request.gpu
+        wanted = request.candidates
+        return (
+            *self.demand.amounts,
+            gpu and gpu.models,
+            request.realtime,
+            tuple(sorted(request.node_selector.items())),
+            (wanted.all_except, "except") if isinstance(wanted, AllExcept) else wanted,
+            needs(request),
+            id(self.capabilities),
+            self.set_aside,
+            self.slots,
+        )
 
     def everywhere(self) -> Rows:
-        """All rows: nodes for a request without gpu, else devices."""
+        """All rows in the order of names: nodes for a request without gpu, else devices."""
         return Rows(self, self.cluster.all_rows() if self.demand.count else self.cluster.all_slots())
 
-    def on(self, slot: int) -> Rows:
-        """The rows of one node."""
-        return Rows(self, self.cluster.rows_of(slot) if self.demand.count else np.array([slot]))
+    def on(self, slots: Ints) -> Rows:
+        """The rows of some nodes, node by node; nodes that are not known have none."""
+        if self.demand.count:
+            return Rows(self, self.cluster.rows_of(slots))
+        return Rows(self, slots[self.cluster.nodes["known"][slots]])
 
     def strangers(self) -> list[str]:
         """Candidates of the request that no node list has named."""
         wanted = self.demand.request.candidates
         names = () if wanted is None or isinstance(wanted, AllExcept) else wanted
         return [name for name in dict.fromkeys(names) if self.cluster.slot(name) is None]
-
-    @cached_property
-    def chosen(self) -> Bools:
-        """Nodes among the candidates of the request."""
-        wanted = self.demand.request.candidates
-        if isinstance(wanted, AllExcept):
-            return ~self._named(wanted.all_except)
-        return self._named(wanted or ())
-
-    @cached_property
-    def selected(self) -> Bools:
-        """Nodes that carry the labels asked for."""
-        wanted = self.demand.request.node_selector.items()
-        return self._where(lambda node: wanted <= self._labels(node).items())
-
-    @cached_property
-    def backed(self) -> Bools:
-        """Nodes whose backend honours every field of the request."""
-        if self.capabilities.keys() == {OTHERS}:
-            return np.full(len(self.cluster.nodes), self.lacking("") is None)
-        return self._where(lambda node: self.lacking(node) is None)
-
-    @cached_property
-    def aside(self) -> Bools:
-        return self._named(self.set_aside)
 
     @cached_property
     def models(self) -> Ints:
@@ -77,19 +79,10 @@ class Ask:
         can = self.capabilities.get(node) or self.capabilities.get(OTHERS)
         return "no backend is set for the node: nothing" if can is None else can.lacking(self.demand.request)
 
-    def _labels(self, node: str) -> Mapping[str, str]:
-        facts = self.cluster.facts(node)
-        return facts.labels if facts else {}
-
-    def _named(self, names: Iterable[str]) -> Bools:
+    def named(self, names: Iterable[str]) -> Bools:
+        """The nodes of these names, as a mask over node rows."""
         mask = np.zeros(len(self.cluster.nodes), np.bool_)
         mask[[slot for name in names if (slot := self.cluster.slot(name)) is not None]] = True
-        return mask
-
-    def _where(self, holds: Callable[[str], bool]) -> Bools:
-        mask = np.zeros(len(self.cluster.nodes), np.bool_)
-        slots = self.cluster.all_slots().tolist()
-        mask[slots] = [holds(self.cluster.name(slot)) for slot in slots]
         return mask
 
 
@@ -102,8 +95,8 @@ class Rows:
     def __len__(self) -> int:
         return len(self.index)
 
-    def where(self, mask: Bools) -> Rows:
-        return Rows(self.ask, self.index[mask])
+    def where(self, chosen: Bools | Ints) -> Rows:
+        return Rows(self.ask, self.index[chosen])
 
     @cached_property
     def node(self) -> Ints:
@@ -111,15 +104,41 @@ class Rows:
         rows: Ints = self.ask.cluster.devices["node"][self.index] if self.ask.demand.count else self.index
         return rows
 
+    @cached_property
+    def slots(self) -> Ints:
+        """The nodes that have some of these rows, in the order of their rows."""
+        there = np.zeros(len(self.ask.cluster.nodes), np.bool_)
+        there[self.node] = True
+        return there.nonzero()[0]
+
     def of_device(self, column: str) -> Array:
         return self.ask.cluster.devices[column][self.index]
 
     def of_node(self, column: str) -> Array:
         return self.ask.cluster.nodes[column][self.node]
 
+    def named(self, names: Iterable[str]) -> Bools:
+        """Rows of the nodes of these names."""
+        return self.ask.named(names)[self.node]
+
+    def where_node(self, holds: Callable[[str], bool]) -> Bools:
+        """Rows of nodes of which this holds; asked once for each."""
+        mask, name = np.zeros(len(self.ask.cluster.nodes), np.bool_), self.ask.cluster.name
+        mask[self.slots] = [holds(name(slot)) for slot in self.slots.tolist()]
+        return mask[self.node]
+
+    @cached_property
+    def _load(self) -> Ints:
+        load: Ints = self.of_device("load")
+        return load
+
+    @cached_property
+    def _verdicts(self) -> Verdicts:
+        return self.ask.cluster.verdicts(self.ask.demand, self._load)
+
     def verdict(self, column: str) -> Array:
         """A column of the admission test on each device: `admitted`, `slack` or `unproven`."""
-        return self.ask.cluster.verdicts(self.ask.demand, self.index).column(column, self.of_device("load"))
+        return self._verdicts.column(column, self._load)
 
     def alone(self, column: str) -> Array:
         """The same if each device were empty."""
@@ -127,9 +146,7 @@ class Rows:
         empty = np.zeros(len(cluster.codes), np.int64)
         for code in self._ways():
             empty[code] = cluster.kind_number(Load(cluster.sharing(code)))
-        verdicts = cluster.verdicts(self.ask.demand, self.index[:0])
-        verdicts.refresh(empty[self._ways()], cluster.kinds)
-        return verdicts.column(column, empty[sharing])
+        return cluster.verdicts(self.ask.demand, empty[self._ways()]).column(column, empty[sharing])
 
     def by_sharing(self, holds: Callable[[Sharing], bool]) -> Bools:
         """Devices whose way of being shared has a property; asked once for each way."""
@@ -153,7 +170,8 @@ class Rows:
     def best(self, values: Array) -> int:
         """Which place among these rows has the largest value, the first by name among equals."""
         rank = self.of_device("rank") if self.ask.demand.count else self.of_node("rank")
-        return int(np.lexsort((rank, -values))[0])
+        equals = np.flatnonzero(values == values.max())
+        return int(equals[rank[equals].argmin()])
 
     def node_name(self, place: int) -> str:
         return self.ask.cluster.name(int(self.node[place]))
@@ -162,9 +180,12 @@ class Rows:
         """`node-3/gpu-0`, or `node-3` for a request without gpu."""
         return self.ask.cluster.label(int(self.index[place])) if self.ask.demand.count else self.node_name(place)
 
+    def slots_by_name(self) -> Ints:
+        """The nodes that have some of these rows, in the order of their names."""
+        return self.slots[self.ask.cluster.nodes["rank"][self.slots].argsort()]
+
     def node_names(self) -> str:
         """`node-1, node-2, node-3 and 4 more`."""
-        slots = np.unique(self.node)
-        slots = slots[np.argsort(self.ask.cluster.nodes["rank"][slots])]
+        slots = self.slots_by_name()
         names = ", ".join(self.ask.cluster.name(int(slot)) for slot in slots[:3])
         return f"{names} and {len(slots) - 3} more" if len(slots) > 3 else names

@@ -6,9 +6,17 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from services.placer.core.strategies.base import Candidates, Ranking, Strategy
+from services.placer.core.strategies.base import Candidates, Grouped, Ranking, Strategy
+from services.placer.core.strategies.bestfit import BestFit
 from services.placer.core.strategies.binpack import Binpack
 from services.placer.core.strategies.deadline import Deadline
+from services.placer.core.strategies.dotprod import DotProd
+from services.placer.core.strategies.fgd import Fgd
+from services.placer.core.strategies.gpu_clustering import GpuClustering
+from services.placer.core.strategies.gpu_packing import GpuPacking
+from services.placer.core.strategies.laxity import Laxity
+from services.placer.core.strategies.random_choice import Random
+from services.placer.core.strategies.slot import Slot
 from services.placer.core.strategies.spread import Spread
 from shared.errors import FieldError
 
@@ -23,7 +31,21 @@ def registry(strategies: Iterable[Strategy]) -> Mapping[str, Strategy]:
     return MappingProxyType(by_name)
 
 
-STRATEGIES: Final = registry((Deadline(), Binpack(), Spread()))
+STRATEGIES: Final = registry(
+    (
+        Deadline(),
+        Binpack(),
+        Spread(),
+        Slot(),
+        Fgd(),
+        BestFit(),
+        DotProd(),
+        GpuPacking(),
+        GpuClustering(),
+        Laxity(),
+        Random(),
+    )
+)
 
 
 def strategy_named(name: str, strategies: Mapping[str, Strategy] = STRATEGIES) -> Strategy:
@@ -33,4 +55,9 @@ def strategy_named(name: str, strategies: Mapping[str, Strategy] = STRATEGIES) -
     return strategies[name]
 
 
-__all__ = ["STRATEGIES", "Candidates", "Ranking", "Strategy", "registry", "strategy_named"]
+def slots_of(strategy: Strategy, count: int) -> tuple[int, ...] | None:
+    """The slots that a request of so many devices may go to by this strategy; None: anywhere."""
+    return strategy.groups(count) if isinstance(strategy, Grouped) else None
+
+
+__all__ = ["STRATEGIES", "Candidates", "Ranking", "Strategy", "registry", "slots_of", "strategy_named"]

@@ -4,48 +4,103 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from services.placer.core.columns import Array, Ints
+from services.placer.core.columns import Array, Floats, Ints
 
-Floats = NDArray[np.float64]
+if TYPE_CHECKING:
+    from services.placer.core.strategies.nodes import Asked, Nodes
 
 
-@dataclass(frozen=True)
-class Candidates:
+class Candidates(Protocol):
     """The rows that can take one replica, one array element each; for a request without gpu a row is a node.
 
-    `..._after` is with the replica placed there. What concerns a device is empty space where there is none.
+    Rows of one node stand together. `..._after` is with the replica placed there. What concerns a device is empty
+    space where there is none. Each column is worked out when it is asked for (prospects.py): one that a strategy does
+    not use costs nothing. A new column is one property here and one there; it may depend on the row's node alone.
     """
 
-    promises: bool
-    """The request is firm or hard."""
-    share_after: Floats
-    """Free part of the device, 0..1."""
-    memory_after: Floats
-    """Free part of the device's memory, 0..1; NaN where unknown."""
-    whole_after: Ints
-    """Devices of the node that nobody uses."""
-    slack: Floats
-    """Slack at the tightest point as part of the request's deadline; NaN where nothing is promised."""
-    promised: Ints
-    """Firm and hard residents of the device."""
-    risk: Ints
-    """What the node list says: 0 guaranteed, 1 tight, 2 at risk."""
-    used_after: Mapping[str, Ints]
-    """Of the node, by resource: `cpu` and `memory`, and `gpu` where the request asks for it."""
-    capacity: Mapping[str, Ints]
-    """Of the node, in the same units."""
+    def __len__(self) -> int: ...
+
+    @property
+    def count(self) -> int:
+        """Devices that one replica takes."""
+        ...
+
+    @property
+    def slot(self) -> Ints:
+        """Which fixed size the node's label says it takes; 0 where it says none."""
+        ...
+
+    @property
+    def promises(self) -> bool:
+        """The request is firm or hard."""
+        ...
+
+    @property
+    def share_after(self) -> Floats:
+        """Free part of the device, 0..1."""
+        ...
+
+    @property
+    def memory_after(self) -> Floats:
+        """Free part of the device's memory, 0..1; NaN where unknown."""
+        ...
+
+    @property
+    def whole_after(self) -> Ints:
+        """Devices of the node that nobody uses."""
+        ...
+
+    @property
+    def slack(self) -> Floats:
+        """Slack at the tightest point as part of the request's deadline; NaN where nothing is promised."""
+        ...
+
+    @property
+    def promised(self) -> Ints:
+        """Firm and hard residents of the device."""
+        ...
+
+    @property
+    def risk(self) -> Ints:
+        """What the node list says: 0 guaranteed, 1 tight, 2 at risk."""
+        ...
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """What the columns of `used_after` and `capacity` are of: `cpu`, `memory`, and `gpu` where it is asked for."""
+        ...
+
+    @property
+    def used_after(self) -> Ints:
+        """Of the node: a line for each row, a column for each resource; unknown use counts as none."""
+        ...
+
+    @property
+    def capacity(self) -> Ints:
+        """Of the node, in the same units."""
+        ...
+
+    @property
+    def nodes(self) -> Nodes:
+        """The nodes of the rows, with all their devices, without the replica."""
+        ...
+
+    @property
+    def asked(self) -> Asked:
+        """What the replica takes."""
+        ...
 
 
 @dataclass(frozen=True)
 class Ranking:
     """The order of the rows: smallest keys first, the first key counting most.
 
-    `total`, 0..1, is what people see, and `by` its parts. Every value depends on its own row alone.
+    `total`, 0..1, is what people see, and `by` its parts. Every value depends on its own row's node alone. Keys are
+    finite, and rounded where they come from floats: what is equal must be equal, the tie-break decides among it.
     """
 
     keys: tuple[Array, ...]
@@ -54,7 +109,11 @@ class Ranking:
 
 
 class Strategy(Protocol):
-    """A frozen dataclass whose fields are its parameters. Called once for all rows that can take a replica."""
+    """A frozen dataclass whose fields are its parameters.
+
+    What it says of a node is remembered until the node changes, so it must depend on the rows of that node alone, and
+    two objects of one name are told apart.
+    """
 
     @property
     def name(self) -> str:
@@ -62,6 +121,15 @@ class Strategy(Protocol):
         ...
 
     def rank(self, rows: Candidates) -> Ranking: ...
+
+
+@runtime_checkable
+class Grouped(Protocol):
+    """A strategy that lets requests go to some groups of nodes alone."""
+
+    def groups(self, count: int) -> tuple[int, ...] | None:
+        """The slots (docs/placement.md) that a request of so many devices may go to; None: anywhere."""
+        ...
 
 
 def summed(by: Mapping[str, Floats]) -> Floats:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.placer.core.strategies.base import Candidates, Floats, Ranking, summed
+from services.placer.core.columns import Floats
+from services.placer.core.strategies.base import Candidates, Ranking, summed
 
 _IDLE = 0.1
 """Part of the idle devices in the score: enough to tell nodes apart, too little to break a second device."""

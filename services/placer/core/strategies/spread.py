@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.placer.core.columns import Ints
 from services.placer.core.strategies.base import Candidates, Ranking
 from services.placer.core.strategies.binpack import FULL_SCORE, weighed
 
@@ -25,13 +24,6 @@ class Spread:
     name: str = "spread"
 
     def rank(self, rows: Candidates) -> Ranking:
-        scores = {resource: free(rows, resource) for resource in rows.capacity}
-        total, by = weighed(rows, scores, {"cpu": self.cpu, "memory": self.memory, "gpu": self.gpu})
-        return Ranking(keys=(-total, -np.round(rows.share_after, 9), -rows.whole_after), total=total, by=by)
-
-
-def free(rows: Candidates, resource: str) -> Ints:
-    """floor(100 free / capacity) of a resource; 0 where there is none."""
-    capacity = rows.capacity[resource]
-    score: Ints = np.maximum(capacity - rows.used_after[resource], 0) * FULL_SCORE // np.maximum(capacity, 1)
-    return score
+        free = np.maximum(rows.capacity - rows.used_after, 0)
+        total, by = weighed(rows, free * FULL_SCORE // np.maximum(rows.capacity, 1), self)
+        return Ranking(keys=(-total, -rows.share_after, -rows.whole_after), total=total, by=by)

@@ -1,0 +1,84 @@
+"""What the filters say of every row for one kind of request, kept in step with the cluster node by node.
+
+Filters that look at what the node list says alone are asked when that changes; a change of what is reserved asks the
+others, of the rows that are left. Why a row was passed over is worked out only when somebody wants to know.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.placer.core.columns import Array, Ints
+from services.placer.core.filters import DEVICE_FILTERS, NODE_FILTERS, Sifted, passing, sift
+from services.placer.core.room import room
+from services.placer.core.rows import Ask, Rows
+
+
+class Sieve:
+    """Changes of a cluster are numbered from 1: what has seen 0 has seen nothing."""
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self._filters = DEVICE_FILTERS if ask.demand.count else NODE_FILTERS
+        self._by_facts = [one for one in self._filters if one.settled]
+        self._by_use = self._filters[len(self._by_facts) :]
+        self._quick = sorted(self._by_use, key=lambda one: one.code != "not_now.share")
+        """The same in an order that leaves few rows soon: most devices of a full cluster lack the share."""
+        self._settled: Array = np.zeros(0, np.int8)
+        """For each row the filter among those of facts that ruled it out, or -1; and up to which change."""
+        self._settled_seen = 0
+        self._first: Array = np.zeros(0, np.int8)
+        """The same for all filters."""
+        self._first_seen = 0
+        self._empty: dict[int, tuple[int, Ints]] = {}
+
+    @classmethod
+    def of(cls, ask: Ask) -> Sieve:
+        """The one of this kind of request."""
+        found: Sieve = ask.cluster.memo.get((cls, ask.kind), lambda: cls(ask)) if ask.kept else cls(ask)
+        return found
+
+    def passing(self, slots: Ints) -> Rows:
+        """The rows of these nodes that can take a replica."""
+        return passing(self._open(slots), self._quick)
+
+    def sifted(self) -> Sifted:
+        """All rows in the order of names."""
+        cluster = self.ask.cluster
+        if self._first_seen < cluster.changes:
+            changed = cluster.changed_since(self._first_seen)
+            left = self._open(changed)
+            first = sift(left, self._by_use).first
+            first[first >= 0] += len(self._by_facts)
+            every = self.ask.on(changed).index
+            self._first[every] = self._settled[every]
+            self._first[left.index] = first
+            self._first_seen = cluster.changes
+        rows = self.ask.everywhere()
+        return Sifted(rows, self._first[rows.index], self._filters)
+
+    def empty_room(self, limit: int) -> Ints:
+        """Replicas that would fit on each node were all reservations gone and all devices well, by node row."""
+        seen, found = self._empty.get(limit, (0, None))
+        if found is None or seen < self.ask.cluster.facts_changes:
+            found = room(self.sifted(), limit, empty=True)
+            self._empty = {limit: (self.ask.cluster.facts_changes, found)}
+        return found
+
+    def _open(self, slots: Ints) -> Rows:
+        """The rows of these nodes that only what is reserved can keep from taking a replica."""
+        cluster = self.ask.cluster
+        if self._settled_seen < cluster.facts_changes:
+            self._grow()
+            told = (cluster.nodes["facts_changed"] > self._settled_seen).nonzero()[0]
+            rows = self.ask.on(told)
+            self._settled[rows.index] = sift(rows, self._by_facts).first
+            self._settled_seen = cluster.changes
+        rows = self.ask.on(slots)
+        return rows.where(self._settled[rows.index] < 0)
+
+    def _grow(self) -> None:
+        columns = self.ask.cluster.devices if self.ask.demand.count else self.ask.cluster.nodes
+        if (missing := len(columns) - len(self._settled)) > 0:
+            more = np.zeros(max(missing, len(self._settled)), np.int8)
+            self._settled, self._first = np.concatenate([self._settled, more]), np.concatenate([self._first, more])

@@ -1,0 +1,164 @@
+"""Each node's best option for one kind of request by one strategy, kept in step with the cluster node by node.
+
+This is what makes decisions cheap: a kind that was asked for before costs the nodes that have changed since, and one
+look over all nodes. docs/placement.md has the cost model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from services.placer.core.columns import Array, Bools, Floats, Ints
+from services.placer.core.options import Options, options, shuffled
+from services.placer.core.rows import Ask
+from services.placer.core.sieve import Sieve
+from services.placer.core.strategies.base import Strategy
+from services.placer.core.strategies.random_choice import Random
+from shared.messages import Score
+
+_NONE = np.inf
+"""The first key of a node that has no option."""
+
+
+class Table:
+    """A column entry for each node row. Options are compared by their keys, then by the tie-break."""
+
+    def __init__(self, sieve: Sieve, strategy: Strategy, tie: str) -> None:
+        self.sieve = sieve
+        self._strategy, self._tie, self._cluster = strategy, tie, sieve.ask.cluster
+        self._seen = 0
+        self._size = 0
+        self._parts: tuple[str, ...] = ()
+        self._keys: list[Floats] = []
+        self._by: list[Floats] = []
+        self._total: Floats = np.zeros(0)
+        self._unproven: Bools = np.zeros(0, np.bool_)
+        self._devices: Ints = np.zeros((0, sieve.ask.demand.count), np.int64)
+        self._ties: Array = np.zeros(0, np.uint64)
+        self._lot: str | None = None
+        """Where the strategy is chance: what this decision draws by. The table is the same for all."""
+
+    @classmethod
+    def of(cls, ask: Ask, strategy: Strategy, tie: str) -> Table:
+        """The one of this kind of request, up to date."""
+        if isinstance(strategy, Random):
+            return cls._of(ask, strategy, "").drawing(f"{tie}/{ask.demand.request.request_id}")
+        return cls._of(ask, strategy, tie)
+
+    @classmethod
+    def _of(cls, ask: Ask, strategy: Strategy, tie: str) -> Table:
+        def make() -> Table:
+            return cls(Sieve.of(ask), strategy, tie)
+
+        # by identity: a strategy may have parameters that are long to compare; the table keeps it, so its id stays its
+        table: Table = ask.cluster.memo.get((cls, ask.kind, id(strategy), tie), make) if ask.kept else make()
+        table.refresh()
+        return table
+
+    def drawing(self, lot: str) -> Table:
+        """Itself, equals being drawn by `lot` from now on."""
+        self._lot = lot
+        return self
+
+    def refresh(self) -> None:
+        """Makes the options of nodes that have changed anew."""
+        if self._seen == self._cluster.changes:
+            return
+        self._cluster.all_slots()  # brings the ranks up to date
+        changed = self._cluster.changed_since(self._seen)
+        self._grow(len(self._cluster.nodes))
+        if self._keys:
+            self._keys[0][changed] = _NONE
+        rows = self.sieve.passing(changed)
+        if len(rows):
+            self._write(options(rows, self._strategy, self._tie))
+        self._seen = self._cluster.changes
+
+    def best(self, first: Sequence[Array] = ()) -> tuple[int | None, int | None]:
+        """The node of the best option and that of the second best; `first` are keys that count more than its own."""
+        if not self._keys:
+            return None, None
+        strongest = self._keys[0]
+        if first:
+            left = (strongest != _NONE).nonzero()[0]
+            best = self._least(left, [*first, *self._keys])
+            return best, self._least(left[left != best], [*first, *self._keys])
+        left = self._equals(strongest)
+        best = self._least(left, self._keys[1:])
+        if len(left) > 1 or best is None:
+            return best, self._least(left[left != best], self._keys[1:])
+        least, strongest[best] = strongest[best], _NONE
+        second = self._least(self._equals(strongest), self._keys[1:])
+        strongest[best] = least
+        return best, second
+
+    def _equals(self, strongest: Floats) -> Ints:
+        """The nodes with the smallest first key, none where none has an option."""
+        least = strongest.min()
+        equals: Ints = (strongest == least).nonzero()[0]
+        return equals if least != _NONE else equals[:0]
+
+    def _least(self, left: Ints, keys: Sequence[Array]) -> int | None:
+        """The node among these with the smallest keys, then the tie-break."""
+        for key in keys:
+            if len(left) < 2:
+                break
+            values = key[left]
+            left = left[values == values.min()]
+        if len(left) > 1:
+            left = left[[self._last(left).argmin()]]
+        return int(left[0]) if len(left) else None
+
+    def _last(self, left: Ints) -> Array:
+        """What decides among equals: no two are the same."""
+        if self._lot is not None:
+            return shuffled(self._cluster.nodes["hash"][left], self._lot)
+        ties: Array = (self._ties if self._tie else self._cluster.nodes["rank"])[left]
+        return ties
+
+    def devices(self, node: int) -> list[int]:
+        """The device rows of a node's option."""
+        if self._lot is not None:
+            drawn = options(self.sieve.passing(np.array([node])), self._strategy, self._lot)
+            return [int(row) for row in drawn.devices[0]]
+        rows: list[int] = self._devices[node].tolist()
+        return rows
+
+    def unproven(self, node: int) -> bool:
+        return bool(self._unproven[node])
+
+    def total(self, node: int) -> float:
+        return round(float(self._total[node]), 6)
+
+    def score(self, node: int) -> Score:
+        by = {name: round(float(part[node]), 6) for name, part in zip(self._parts, self._by, strict=True)}
+        return Score(total=self.total(node), by=by)
+
+    def _write(self, fresh: Options) -> None:
+        if not self._keys:
+            self._parts = fresh.parts
+            self._keys = [np.full(self._size, _NONE) for _ in fresh.keys]
+            self._by = [np.zeros(self._size) for _ in fresh.parts]
+        for column, values in zip(self._keys, fresh.keys, strict=True):
+            column[fresh.node] = values
+        for column, values in zip(self._by, fresh.by, strict=True):
+            column[fresh.node] = values
+        self._total[fresh.node] = fresh.total
+        self._unproven[fresh.node] = fresh.unproven
+        self._devices[fresh.node] = fresh.devices
+        if self._tie:
+            self._ties[fresh.node] = fresh.tie
+
+    def _grow(self, nodes: int) -> None:
+        if nodes <= self._size:
+            return
+        more = max(nodes - self._size, self._size)
+        self._size += more
+        self._keys = [np.concatenate([column, np.full(more, _NONE)]) for column in self._keys]
+        self._by = [np.concatenate([column, np.zeros(more)]) for column in self._by]
+        self._total = np.concatenate([self._total, np.zeros(more)])
+        self._unproven = np.concatenate([self._unproven, np.zeros(more, np.bool_)])
+        self._devices = np.concatenate([self._devices, np.zeros((more, self._devices.shape[1]), np.int64)])
+        self._ties = np.concatenate([self._ties, np.zeros(more, np.uint64)])
