@@ -73,7 +73,7 @@ def _prices(sizes: Ints, numbers: Floats) -> Floats:
     costs = np.ones(len(sizes))
     basis = np.diag((_WHOLE // sizes).astype(np.float64))
     for _ in range(_ROUNDS if len(sizes) else 0):
-        prices = np.linalg.solve(basis.T, costs)
+        prices = np.linalg.solve(basis.T, costs).astype(np.float64)
         if prices.min() < -_ENOUGH:
             column, cost = -np.eye(len(sizes))[int(prices.argmin())], 0.0
         else:
