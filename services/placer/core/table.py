@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from services.placer.core.columns import Array, Bools, Floats, Ints
-from services.placer.core.options import Options, options
+from services.placer.core.options import Options, Tie, options
 from services.placer.core.rows import Ask
 from services.placer.core.sieve import Sieve
 from services.placer.core.strategies.base import Strategy
@@ -26,7 +26,8 @@ class Table:
 
     def __init__(self, sieve: Sieve, strategy: Strategy, tie: str) -> None:
         self.sieve = sieve
-        self._strategy, self._tie, self._cluster = strategy, tie, sieve.ask.cluster
+        self._strategy, self._cluster = strategy, sieve.ask.cluster
+        self._tie = Tie(self._cluster, tie)
         self._seen = 0
         self._size = 0
         self._parts: tuple[str, ...] = ()
@@ -35,7 +36,6 @@ class Table:
         self._total: Floats = np.zeros(0)
         self._unproven: Bools = np.zeros(0, np.bool_)
         self._devices: Ints = np.zeros((0, sieve.ask.demand.count), np.int64)
-        self._ties: Array = np.zeros(0, np.uint64)
 
     @classmethod
     def of(cls, ask: Ask, strategy: Strategy, tie: str) -> Table:
@@ -89,12 +89,16 @@ class Table:
 
     def _least(self, left: Ints, keys: Sequence[Array]) -> int | None:
         """The node among these with the smallest keys, then the tie-break."""
-        for key in (*keys, self._ties if self._tie else self._cluster.nodes["rank"]):
+        for key in keys:
             if len(left) < 2:
                 break
             values = key[left]
             left = left[values == values.min()]
-        return int(left[0]) if len(left) else None
+        if len(left) < 2:
+            return int(left[0]) if len(left) else None
+        first = self._devices[left, 0] if self._devices.shape[1] else None
+        ties = self._tie.of_nodes(left) if first is None else self._tie.of_devices(first)
+        return int(left[ties.argmin()])
 
     def devices(self, node: int) -> list[int]:
         """The device rows of a node's option."""
@@ -123,8 +127,6 @@ class Table:
         self._total[fresh.node] = fresh.total
         self._unproven[fresh.node] = fresh.unproven
         self._devices[fresh.node] = fresh.devices
-        if self._tie:
-            self._ties[fresh.node] = fresh.tie
 
     def _grow(self, nodes: int) -> None:
         if nodes <= self._size:
@@ -136,4 +138,3 @@ class Table:
         self._total = np.concatenate([self._total, np.zeros(more)])
         self._unproven = np.concatenate([self._unproven, np.zeros(more, np.bool_)])
         self._devices = np.concatenate([self._devices, np.zeros((more, self._devices.shape[1]), np.int64)])
-        self._ties = np.concatenate([self._ties, np.zeros(more, np.uint64)])
