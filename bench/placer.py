@@ -7,10 +7,16 @@ is over everything, departures too. Kinds that nobody has asked for before are m
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import platform
+import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -281,14 +287,15 @@ def _cpu() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-HEAD = f"{'strategy':<10}{'nodes':>7}{'per s':>9}{'per cpu s':>11}{'p50 us':>9}{'p99 us':>9}{'refused':>9}{'new kind us':>13}"
+COLUMNS = (("nodes", 7), ("per s", 9), ("per cpu s", 11), ("p50 us", 9), ("p99 us", 9), ("refused", 9), ("new us", 9))
+HEAD = "strategy  " + "".join(f"{name:>{width}}" for name, width in COLUMNS)
 
 
 def show(strategy: str, nodes: int, row: dict[str, float]) -> None:
     """One line for people."""
     print(
         f"{strategy:<10}{nodes:>7}{row['decisions_per_s']:>9.0f}{row['decisions_per_cpu_s']:>11.0f}{row['p50_us']:>9.0f}"
-        f"{row['p99_us']:>9.0f}{row['refused_ratio']:>9.1%}{row['new_kind_p50_us']:>13.0f}",
+        f"{row['p99_us']:>9.0f}{row['refused_ratio']:>9.1%}{row['new_kind_p50_us']:>9.0f}",
         flush=True,
     )
 
