@@ -92,6 +92,13 @@ def test_a_dry_run_counts_what_would_fit_and_changes_nothing(shared: Embedded, t
     assert "unknown" == shared.laxity("release", "dry", code=1)["outcome"]
 
 
+def test_another_strategy_than_that_of_the_file_is_asked_for_by_name(shared: Embedded, tmp_path: Path) -> None:
+    asked = written(tmp_path, "request_id: other\nimage: x\ngpu: {share: 0.5}\nstrategy: binpack")
+    assert "rejected" == shared.laxity(*asked, "--dry-run", "--strategy", "slot", code=1)["outcome"]
+    wrong = shared.laxity(*asked, "--dry-run", "--strategy", "magic", code=2)
+    assert ("strategy", "magic") == (wrong["error"]["field"], wrong["error"]["found"])
+
+
 def test_a_wrong_file_is_explained_before_anything_is_sent(shared: Embedded, tmp_path: Path) -> None:
     done = call(*written(tmp_path, "image: x\ngpu: {share: 1.5}"), url=shared.url)
     assert 2 == done.returncode

@@ -330,17 +330,16 @@ class Cluster:
         for place in places:
             self._write_device(start + place, account.devices[place])
         cpu, memory, shares = account.cpu_free, account.memory_free, account.shares_free
-        share = sum(shares)
-        cpu_capacity, memory_capacity, share_capacity = self.nodes["capacity"][slot].tolist()
+        share, facts = sum(shares), self._facts[node]
         self.nodes["cpu_free"][slot] = UNKNOWN if cpu is None else cpu
         self.nodes["memory_free"][slot] = UNKNOWN if memory is None else memory
         self.nodes["share_free"][slot] = share
         self.nodes["whole_free"][slot] = shares.count(SHARE_WHOLE_MICRO)
         self.nodes["classes"][slot] = account.classes
         self.nodes["shares"][slot, : len(shares)] = shares
-        cpu_used = 0 if cpu is None else cpu_capacity - cpu
-        memory_used = 0 if memory is None else memory_capacity - memory
-        self.nodes["used"][slot] = (cpu_used, memory_used, share_capacity - share)
+        cpu_used = 0 if cpu is None else facts.cpu_milli - cpu
+        memory_used = 0 if memory is None else facts.memory_mib - memory
+        self.nodes["used"][slot] = (cpu_used, memory_used, len(shares) * SHARE_WHOLE_MICRO - share)
 
     def _write_device(self, row: int, account: DeviceAccount) -> None:
         self.loads[row] = load = account.load()

@@ -169,9 +169,9 @@ class Rows:
 
     def best(self, values: Array) -> int:
         """Which place among these rows has the largest value, the first by name among equals."""
-        rank = self.of_device("rank") if self.ask.demand.count else self.of_node("rank")
-        equals = np.flatnonzero(values == values.max())
-        return int(equals[rank[equals].argmin()])
+        equals = (values == values.max()).nonzero()[0]
+        columns = self.ask.cluster.devices if self.ask.demand.count else self.ask.cluster.nodes
+        return int(equals[columns["rank"][self.index[equals]].argmin()])
 
     def node_name(self, place: int) -> str:
         return self.ask.cluster.name(int(self.node[place]))

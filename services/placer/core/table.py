@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from services.placer.core.columns import Array, Bools, Floats, Ints
-from services.placer.core.options import Options, options, shuffled
+from services.placer.core.options import Options, Tie, options
 from services.placer.core.rows import Ask
 from services.placer.core.sieve import Sieve
 from services.placer.core.strategies.base import Strategy
@@ -27,7 +27,8 @@ class Table:
 
     def __init__(self, sieve: Sieve, strategy: Strategy, tie: str) -> None:
         self.sieve = sieve
-        self._strategy, self._tie, self._cluster = strategy, tie, sieve.ask.cluster
+        self._strategy, self._cluster = strategy, sieve.ask.cluster
+        self._tie = Tie(self._cluster, tie)
         self._seen = 0
         self._size = 0
         self._parts: tuple[str, ...] = ()
@@ -36,8 +37,7 @@ class Table:
         self._total: Floats = np.zeros(0)
         self._unproven: Bools = np.zeros(0, np.bool_)
         self._devices: Ints = np.zeros((0, sieve.ask.demand.count), np.int64)
-        self._ties: Array = np.zeros(0, np.uint64)
-        self._lot: str | None = None
+        self._drawn: Tie | None = None
         """Where the strategy is chance: what this decision draws by. The table is the same for all."""
 
     @classmethod
@@ -59,7 +59,7 @@ class Table:
 
     def drawing(self, lot: str) -> Table:
         """Itself, equals being drawn by `lot` from now on."""
-        self._lot = lot
+        self._drawn = Tie(self._cluster, lot)
         return self
 
     def refresh(self) -> None:
@@ -107,21 +107,20 @@ class Table:
                 break
             values = key[left]
             left = left[values == values.min()]
-        if len(left) > 1:
-            left = left[[self._last(left).argmin()]]
-        return int(left[0]) if len(left) else None
-
-    def _last(self, left: Ints) -> Array:
-        """What decides among equals: no two are the same."""
-        if self._lot is not None:
-            return shuffled(self._cluster.nodes["hash"][left], self._lot)
-        ties: Array = (self._ties if self._tie else self._cluster.nodes["rank"])[left]
-        return ties
+        if len(left) < 2:
+            return int(left[0]) if len(left) else None
+        if self._drawn is not None:
+            ties = self._drawn.of_nodes(left)
+        elif self._devices.shape[1]:
+            ties = self._tie.of_devices(self._devices[left, 0])
+        else:
+            ties = self._tie.of_nodes(left)
+        return int(left[ties.argmin()])
 
     def devices(self, node: int) -> list[int]:
         """The device rows of a node's option."""
-        if self._lot is not None:
-            drawn = options(self.sieve.passing(np.array([node])), self._strategy, self._lot)
+        if self._drawn is not None:
+            drawn = options(self.sieve.passing(np.array([node])), self._strategy, self._drawn)
             return [int(row) for row in drawn.devices[0]]
         rows: list[int] = self._devices[node].tolist()
         return rows
@@ -148,8 +147,6 @@ class Table:
         self._total[fresh.node] = fresh.total
         self._unproven[fresh.node] = fresh.unproven
         self._devices[fresh.node] = fresh.devices
-        if self._tie:
-            self._ties[fresh.node] = fresh.tie
 
     def _grow(self, nodes: int) -> None:
         if nodes <= self._size:
@@ -161,4 +158,3 @@ class Table:
         self._total = np.concatenate([self._total, np.zeros(more)])
         self._unproven = np.concatenate([self._unproven, np.zeros(more, np.bool_)])
         self._devices = np.concatenate([self._devices, np.zeros((more, self._devices.shape[1]), np.int64)])
-        self._ties = np.concatenate([self._ties, np.zeros(more, np.uint64)])
