@@ -1,8 +1,8 @@
 """The openb trace with its own creation and deletion times on a cluster that is just full: who waits, and how much.
 
-Lifetimes are stretched by one factor for all, so that the demand, were nobody to wait, is in the mean what the cluster
-has; arrivals keep their times. A pod that does not fit waits; after a departure those that wait are tried again in the
-order of their arrival.
+The trace runs three times in a row. Its own demand is a fraction of a percent of the cluster, so lives are stretched by
+one factor for all, such that the demand, were nobody to wait, is in the mean what the cluster has; arrivals keep their
+times. A pod that does not fit waits; after a departure those that wait are tried again in the order of their arrival.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from bench.openb_replay import World
 from bench.openb_trace import GPUS, Floats, Ints, Pod, Run, runs
 from services.placer.core.outcome import Assignment
 
-_WARM_PERCENT = 30
-"""Nothing is measured before this part of the arrivals."""
+_TIMES = 3
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """Means over time in % of all devices; `waited` in % of the pods that asked for a device after the warm-up."""
+    """Means over time in % of all devices; `waited` in % of the pods that asked for a device while measured."""
 
     policy: str
     offered: float
@@ -45,11 +44,14 @@ class Story:
 
     @classmethod
     def of(cls, run: Run) -> Story:
-        pods = sorted(run.trace.pods, key=lambda pod: pod.created_s or 0)
-        born = np.array([pod.created_s or 0 for pod in pods])
-        life = np.array([max(1, (pod.deleted_s or 0) - (pod.created_s or 0)) for pod in pods])
-        start = int(born[len(pods) * _WARM_PERCENT // 100])
-        return cls(pods, born, life, np.array([pod.gpu_micro for pod in pods]), start, int(born[-1]))
+        """The trace again and again, measured from the second time on."""
+        once = sorted(run.trace.pods, key=lambda pod: pod.created_s or 0)
+        born = np.array([pod.created_s or 0 for pod in once])
+        life = np.array([max(1, (pod.deleted_s or 0) - (pod.created_s or 0)) for pod in once])
+        span, pods = int(born[-1] - born[0]), once * _TIMES
+        times = np.concatenate([born + turn * span for turn in range(_TIMES)])
+        gpu = np.array([pod.gpu_micro for pod in pods])
+        return cls(pods, times, np.tile(life, _TIMES), gpu, int(born[0]) + span, int(times[-1]))
 
     @property
     def room(self) -> float:

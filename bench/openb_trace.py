@@ -108,7 +108,7 @@ def _pod(row: dict[str, str], alike: dict[tuple[str, ...], tuple[PlaceRequest, D
 
 
 def runs(name: str, seeds: Sequence[int] | None = None) -> list[Run]:
-    """The published runs that have an order file; those of `default` also serve the traces that differ in models only."""
+    """The published runs that have an order file; that of `default` also serves those that differ in models only."""
     file = "default" if name.startswith("gpuspec") else name
     arrivals, ranks = (_numbers(folder() / "order" / f"{kind}_{file}.txt") for kind in ("arrivals", "noderank"))
     wanted = [seed for seed in arrivals if seeds is None or seed in seeds]
@@ -173,13 +173,13 @@ def _numbers(file: Path) -> dict[int, list[int]]:
 
 
 def curve(arrived_percent: Floats, values: Floats) -> dict[int, float]:
-    """Published form: the mean of the values, rounded to hundredths, over all steps whose arrived percent rounds to x, half to even."""
+    """Published form: the mean of the rounded values over the steps whose arrived percent rounds to x, half to even."""
     levels, rounded = np.rint(arrived_percent).astype(int), np.round(values, 2)
     return {int(level): float(rounded[levels == level].mean()) for level in np.unique(levels)}
 
 
 def published(name: str, policy: str, seed: int, *, fragments: bool = False) -> dict[int, float]:
-    """Allocation (or fragment amount) in % of all devices at each listed percent of arrived demand; empty if unknown."""
+    """Allocation (or fragment amount) in % of all devices at each listed percent of arrived demand, if published."""
     file = "analysis_frag_discrete_subset_2dp.csv" if fragments else "analysis_allo_discrete.csv"
     row = _table(file).get((f"openb_pod_list_{name}", PUBLISHED.get(policy, ""), str(seed)), {})
     return {int(level): float(value) for level, value in row.items() if level.isdigit() and value}

@@ -9,7 +9,7 @@ the same transition do it once.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.placer.core.capabilities import OTHERS, Capabilities
 from services.placer.core.cluster import Cluster
@@ -17,6 +17,7 @@ from services.placer.core.containers import Start
 from services.placer.core.leases import Leases
 from services.placer.core.ledger import LEADER, Draft
 from services.placer.core.outcome import Assignment, Decision
+from services.placer.core.outlooks import Learned
 from services.placer.core.pipeline import decide, fits_more
 from services.placer.core.records import labels_of
 from shared.effects import Effect
@@ -49,6 +50,7 @@ class Chooser:
     cluster: Cluster
     capabilities: Mapping[str, Capabilities]
     tie: str
+    learned: Learned = field(default_factory=Learned)
 
     def reaches(self, node: str) -> bool:
         """Whether a backend of this placer runs the node's containers."""
@@ -70,12 +72,17 @@ class Chooser:
             request,
             now_us,
             capabilities=self.capabilities,
+            strategies=self.learned.strategies,
             set_aside=set_aside,
             only_replicas=only,
             tie=self.tie,
             others_of_request=others,
             advise=advise,
         )
+
+    def note(self, request: PlaceRequest) -> None:
+        """A new request: strategies that look ahead learn from it. One that is planned again is counted again."""
+        self.learned.note(self.cluster, request)
 
     def fits_more(self, request: PlaceRequest, now_us: int) -> int:
         return fits_more(self.cluster, request, now_us, capabilities=self.capabilities)

@@ -61,6 +61,8 @@ class Decide(Intent):
     def _first(self, scope: Scope) -> tuple[Effect, ...]:
         if _too_late(self.request, scope.wall_us):
             return self._settle_without(scope, State.EXPIRED, detail="place_by_us has passed")
+        if not self.request.dry_run:
+            scope.chooser.note(self.request)
         decision = scope.chooser.decide(self.request, scope.now_us)
         match decision:
             case Fits():

@@ -107,6 +107,11 @@ def _ties(rows: Rows, tie: str) -> Array:
     column = rows.of_device if rows.ask.demand.count else rows.of_node
     if not tie:
         return column("rank")
-    mixed = (column("hash") ^ np.uint64(name_hash(tie))) * np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing
-    shuffled: Array = mixed ^ (mixed >> np.uint64(32))
-    return shuffled
+    return shuffled(column("hash"), tie)
+
+
+def shuffled(hashes: Array, tie: str) -> Array:
+    """The same order for the same `tie` and names, another for another."""
+    mixed = (hashes ^ np.uint64(name_hash(tie))) * np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing
+    order: Array = mixed ^ (mixed >> np.uint64(32))
+    return order

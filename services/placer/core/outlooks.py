@@ -1,9 +1,10 @@
-"""An outlook from what the cluster is and from the requests that came: learns how often each kind comes; places nothing."""
+"""An outlook from what the cluster is and from the requests that came, counted as they come; places nothing."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Final
 
 from services.placer.core.cluster import Cluster
 from services.placer.core.demand import Demand
@@ -12,6 +13,10 @@ from services.placer.core.strategies.fgd import Fgd
 from services.placer.core.strategies.laxity import Laxity
 from services.placer.core.strategies.outlook import Outlook, Room
 from services.placer.core.strategies.workload import Shape, Workload
+from shared.messages import PlaceRequest
+
+_FIRST: Final = 64
+_EVERY: Final = 4_096
 
 
 def shape_of(demand: Demand) -> Shape:
@@ -44,3 +49,34 @@ def looking_ahead(outlook: Outlook) -> Mapping[str, Strategy]:
     """All strategies, those that look ahead with this outlook."""
     ahead = {strategy.name: strategy for strategy in (Fgd(outlook), Laxity(outlook))}
     return registry(ahead.get(name, strategy) for name, strategy in STRATEGIES.items())
+
+
+class Learned:
+    """What a placer expects by what it was asked so far; its strategies look ahead with that.
+
+    Renewed after 64 requests, after twice as many, and so on, then every 4,096: what those strategies remember of the
+    cluster is worked out anew each time. With each of the last, what came before counts half as much.
+    """
+
+    def __init__(self) -> None:
+        self.strategies: Mapping[str, Strategy] = STRATEGIES
+        self._counted: dict[Shape, tuple[int, int]] = {}
+        self._total = 0
+        self._next = _FIRST
+
+    def note(self, cluster: Cluster, request: PlaceRequest) -> None:
+        """A request that is to be decided, each replica counted."""
+        demand, replicas = Demand.of(request), request.replicas
+        number, memory_mib = self._counted.get(shape := shape_of(demand), (0, 0))
+        self._counted[shape] = number + replicas, memory_mib + replicas * demand.memory_mib
+        self._total += replicas
+        if self._total >= self._next:
+            self._renew(cluster)
+
+    def _renew(self, cluster: Cluster) -> None:
+        self.strategies = looking_ahead(outlook_on(cluster, Workload.counted(self._counted)))
+        if self._total >= 2 * _EVERY:
+            halves = {shape: (number // 2, memory // 2) for shape, (number, memory) in self._counted.items()}
+            self._counted = {shape: half for shape, half in halves.items() if half[0]}
+            self._total = sum(number for number, _ in self._counted.values())
+        self._next = min(2 * self._total, self._total + _EVERY)

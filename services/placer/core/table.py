@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from services.placer.core.columns import Array, Bools, Floats, Ints
-from services.placer.core.options import Options, options
+from services.placer.core.options import Options, options, shuffled
 from services.placer.core.rows import Ask
 from services.placer.core.sieve import Sieve
 from services.placer.core.strategies.base import Strategy
+from services.placer.core.strategies.random_choice import Random
 from shared.messages import Score
 
 _NONE = np.inf
@@ -36,11 +37,18 @@ class Table:
         self._unproven: Bools = np.zeros(0, np.bool_)
         self._devices: Ints = np.zeros((0, sieve.ask.demand.count), np.int64)
         self._ties: Array = np.zeros(0, np.uint64)
+        self._lot: str | None = None
+        """Where the strategy is chance: what this decision draws by. The table is the same for all."""
 
     @classmethod
     def of(cls, ask: Ask, strategy: Strategy, tie: str) -> Table:
         """The one of this kind of request, up to date."""
+        if isinstance(strategy, Random):
+            return cls._of(ask, strategy, "").drawing(f"{tie}/{ask.demand.request.request_id}")
+        return cls._of(ask, strategy, tie)
 
+    @classmethod
+    def _of(cls, ask: Ask, strategy: Strategy, tie: str) -> Table:
         def make() -> Table:
             return cls(Sieve.of(ask), strategy, tie)
 
@@ -48,6 +56,11 @@ class Table:
         table: Table = ask.cluster.memo.get((cls, ask.kind, id(strategy), tie), make) if ask.kept else make()
         table.refresh()
         return table
+
+    def drawing(self, lot: str) -> Table:
+        """Itself, equals being drawn by `lot` from now on."""
+        self._lot = lot
+        return self
 
     def refresh(self) -> None:
         """Makes the options of nodes that have changed anew."""
@@ -89,15 +102,27 @@ class Table:
 
     def _least(self, left: Ints, keys: Sequence[Array]) -> int | None:
         """The node among these with the smallest keys, then the tie-break."""
-        for key in (*keys, self._ties if self._tie else self._cluster.nodes["rank"]):
+        for key in keys:
             if len(left) < 2:
                 break
             values = key[left]
             left = left[values == values.min()]
+        if len(left) > 1:
+            left = left[[self._last(left).argmin()]]
         return int(left[0]) if len(left) else None
+
+    def _last(self, left: Ints) -> Array:
+        """What decides among equals: no two are the same."""
+        if self._lot is not None:
+            return shuffled(self._cluster.nodes["hash"][left], self._lot)
+        ties: Array = (self._ties if self._tie else self._cluster.nodes["rank"])[left]
+        return ties
 
     def devices(self, node: int) -> list[int]:
         """The device rows of a node's option."""
+        if self._lot is not None:
+            drawn = options(self.sieve.passing(np.array([node])), self._strategy, self._lot)
+            return [int(row) for row in drawn.devices[0]]
         rows: list[int] = self._devices[node].tolist()
         return rows
 

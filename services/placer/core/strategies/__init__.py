@@ -15,6 +15,7 @@ from services.placer.core.strategies.fgd import Fgd
 from services.placer.core.strategies.gpu_clustering import GpuClustering
 from services.placer.core.strategies.gpu_packing import GpuPacking
 from services.placer.core.strategies.laxity import Laxity
+from services.placer.core.strategies.random_choice import Random
 from services.placer.core.strategies.spread import Spread
 from shared.errors import FieldError
 
@@ -30,7 +31,7 @@ def registry(strategies: Iterable[Strategy]) -> Mapping[str, Strategy]:
 
 
 STRATEGIES: Final = registry(
-    (Deadline(), Binpack(), Spread(), Fgd(), BestFit(), DotProd(), GpuPacking(), GpuClustering(), Laxity())
+    (Deadline(), Binpack(), Spread(), Fgd(), BestFit(), DotProd(), GpuPacking(), GpuClustering(), Laxity(), Random())
 )
 
 

@@ -10,7 +10,7 @@ from services.placer.core.strategies.nodes import by_node
 
 @dataclass(frozen=True)
 class BestFit:
-    """Score = floor(100 (1 - 1/2 CPU left / 128 cores - 1/2 device time left / 8 devices)); the device with the least left.
+    """Score = floor(100 (1 - (CPU left / 128 cores + devices left / 8) / 2)); on a node the device with the least left.
 
     Source: the baseline of Weng et al. (ATC'23), whose rescaling does not change the order. The constants are the
     largest node of their cluster; a node with more left scores below 0.

@@ -1,8 +1,8 @@
 """How much of a node's idle device time no expected request could use: the fragmentation measure, in exact integers.
 
-Weng et al., "Beware of Fragmentation" (ATC'23): for a kind of request all that is idle on a node is fragment, but for the
-devices that the kind could use now. Which kinds a node's model, CPU and memory let in falls into few cases, and what of
-them a device's free share lets in depends on few thresholds: a table by case and threshold is all that is looked at.
+Weng et al., "Beware of Fragmentation" (ATC'23): for a kind of request all that is idle on a node is fragment, but for
+the devices that the kind could use now. Which kinds a node's model, CPU and memory let in falls into few cases, and
+what of them a device's free share lets in depends on few thresholds: a table by both is all there is to look at.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shared.messages import SHARE_WHOLE_MICRO
 
 
 class Usable:
-    """Σ over kinds of request of weight x (free millionths that the kind could use), for nodes and with a request placed."""
+    """Σ over kinds of request of weight x (free millionths that the kind could use), of nodes."""
 
     def __init__(self, kinds: Sequence[Wanted], weights: Sequence[int], models: Sequence[str], *, memory: bool) -> None:
         """`models` by the cluster's numbers. `memory`: a kind can use nothing where less than its mean memory is free.
@@ -54,8 +54,8 @@ class Usable:
     def gained(self, nodes: Nodes, asked: Asked) -> Ints:
         """How much more could be used of each node were the request placed there, by node and device.
 
-        One column for a request that takes whole devices or none, since it does not matter which. What stands at a device
-        that cannot take the request is of no use.
+        One column for a request that takes whole devices or none, since it does not matter which. What stands at a
+        device that cannot take the request is of no use.
         """
         free, levels, whole = nodes.share_free, self._level(nodes.share_free), _whole(nodes)
         now, then = self._case(nodes), self._case(nodes, asked)

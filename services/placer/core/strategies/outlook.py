@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -35,7 +35,7 @@ class Outlook:
     Compared by identity: it is long, and tables are remembered by it.
     """
 
-    workload: Workload = Workload()
+    workload: Workload = field(default_factory=Workload)
     models: tuple[str, ...] = ()
     rooms: tuple[Room, ...] = ()
 

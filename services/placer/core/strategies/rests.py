@@ -17,7 +17,7 @@ from services.placer.core.strategies.base import Floats
 from shared.messages import SHARE_WHOLE_MICRO
 
 UNIT_MICRO: Final = 1_000
-"""Sizes and rests are looked at in thousandths of a device; sizes are rounded up, to a hundredth at least, rests down."""
+"""Sizes and rests are looked at in thousandths of a device: sizes rounded up, to at least a hundredth, rests down."""
 WORTH: Final = 10**9
 """The worth of a whole device, so that worths are integers."""
 
@@ -36,7 +36,7 @@ class Rests:
 
     @classmethod
     def of(cls, numbers: Mapping[int, int]) -> Rests:
-        """From how many requests there are for each share, in millionths; shares of 0 or a whole device do not count."""
+        """From how many requests there are for each share, in millionths; 0 and a whole device do not count."""
         counted: dict[int, int] = {}
         for share, number in numbers.items():
             if 0 < share < SHARE_WHOLE_MICRO and number:
@@ -52,7 +52,7 @@ class Rests:
         return cls(worth, price)
 
     def lost(self, free: Ints, share_micro: int) -> Ints:
-        """How much less all is worth once a request is on a device with so much free, apart from what it is worth itself.
+        """How much less a rest is worth once a request is in it, apart from what the request is worth itself.
 
         At least 0 where the request fits; what stands elsewhere is of no use.
         """

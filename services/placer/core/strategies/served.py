@@ -46,7 +46,7 @@ class Served:
         self._let_in = np.array([*let_in, [not shape.models for shape in shapes]], np.bool_).reshape(-1, len(shapes))
 
     def gained(self, nodes: Nodes, asked: Asked) -> Ints:
-        """How much more could be taken were the request placed: by row, since it matters which device it takes a part of."""
+        """How much more could be taken of the node of each row were the request placed on that row."""
         free = nodes.share_free // _UNIT_MICRO
         whole = np.count_nonzero(nodes.share_free == SHARE_WHOLE_MICRO, axis=1)
         single = self._copies[free].sum(axis=1)
