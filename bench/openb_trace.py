@@ -79,9 +79,10 @@ def in_file_order(run: Run) -> Run:
     return Run(run.trace, run.seed, [*sorted(run.arrivals[:count]), *run.arrivals[count:]], run.ranks)
 
 
-def nodes(run: Run) -> list[NodeFacts]:
+@lru_cache(maxsize=2)
+def nodes(run: Run) -> tuple[NodeFacts, ...]:
     """Named so that the order of names is that of the ranks. Device memory and deadlines do not count in this trace."""
-    return nodes_of_csv(_node_list(), lambda place, name: f"{run.ranks[place]:04d}-{name}")
+    return tuple(nodes_of_csv(_node_list(), lambda place, name: f"{run.ranks[place]:04d}-{name}"))
 
 
 @lru_cache(maxsize=1)

@@ -43,7 +43,8 @@ class Served:
         self._memory = np.array([kind.memory_mib for kind, _ in pairs], np.int64)
         self._worth = np.array([kind.shape.gpu_micro * weight // _PARTS for kind, weight in pairs], np.int64)
         let_in = [[shape.admits(model) for shape in shapes] for model in models]
-        self._let_in = np.array([*let_in, [not shape.models for shape in shapes]], np.bool_).reshape(-1, len(shapes))
+        let_in.append([not shape.models for shape in shapes])
+        self._let_in = np.array(let_in, np.bool_).reshape(len(let_in), len(shapes))
 
     def gained(self, nodes: Nodes, asked: Asked) -> Ints:
         """How much more could be taken of the node of each row were the request placed on that row."""
