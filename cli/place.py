@@ -35,6 +35,7 @@ _REFUSED = frozenset({"rejected", "failed", "expired"})
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("-f", "--file", type=Path, required=True, help="YAML file with one request")
     parser.add_argument("--wait", default="10s", metavar="DURATION", help="for a decision, such as 30s or 0s (10s)")
+    parser.add_argument("--strategy", metavar="NAME", help="a strategy or a profile, instead of the one in the file")
     parser.add_argument("--dry-run", action="store_true", help="say what would happen and change nothing")
 
 
@@ -47,6 +48,8 @@ def run(args: Namespace, output: Output) -> Exit:
         request = request_file.read(args.file, SystemClock().wall_us())
     except FieldError as error:
         raise FieldError(f"{args.file}: {error.field}", error.found, error.allowed) from None
+    if args.strategy:
+        request = request.model_copy(update={"strategy": args.strategy})
     if args.dry_run:
         request = request.model_copy(update={"dry_run": True})
     return asyncio.run(_place(args, output, request, wait_us))

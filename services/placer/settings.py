@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.placer.backends.docker_options import DockerOptions
 from services.placer.core.intents import Rules
+from services.placer.core.strategies.profiles import with_profiles
 from shared.settings import ServiceSettings
 
 BEAT_US = 1_000_000
@@ -59,6 +60,16 @@ class PlacerSettings(ServiceSettings):
     start_timeout_us: int = Field(default=300_000_000, ge=1_000_000)
     """A start that takes longer counts as failed: five minutes pull a large image."""
 
+    profiles: dict[str, dict[str, Any]] = Field(default={})
+    """Strategies with other parameters under names of their own, for the `strategy` of requests, as JSON:
+    `{"tight": {"strategy": "binpack", "gpu": 10}}`. All placers of a cluster need the same ones."""
+
+    @field_validator("profiles")
+    @classmethod
+    def _profiles_are_strategies(cls, profiles: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        with_profiles(profiles)
+        return profiles
+
     def rules(self) -> Rules:
         """What the core needs of it."""
         return Rules(
@@ -69,4 +80,5 @@ class PlacerSettings(ServiceSettings):
             backoff_most_us=self.backoff_most_us,
             final_ttl_s=self.final_ttl_s,
             batch=self.batch,
+            strategies=with_profiles(self.profiles),
         )

@@ -225,7 +225,7 @@ def test_a_node_without_a_backend_takes_nothing() -> None:
 
 
 def test_an_unknown_strategy_is_an_error_on_its_field() -> None:
-    with pytest.raises(FieldError, match="strategy: found magic, allowed: one of binpack, deadline, spread"):
+    with pytest.raises(FieldError, match="strategy: found magic, allowed: one of binpack, deadline, slot, spread"):
         decide(cluster(), share(0.5, strategy="magic"), 0)
 
 

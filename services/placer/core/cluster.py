@@ -26,6 +26,9 @@ from shared.messages import SHARE_WHOLE_MICRO, DeviceFacts, DeviceStanding, Node
 STATES: Final = tuple(NodeState)
 UNKNOWN: Final = -1
 
+SLOT_LABEL: Final = "laxity.dev/slot"
+"""The label of a node that says which fixed size of request it takes: 1, 2, 4 or 8 devices."""
+
 RESOURCES: Final = ("cpu", "memory", "gpu")
 """Of a node, in milli CPU, MiB, and millionths of a device over all its healthy devices."""
 
@@ -51,6 +54,7 @@ _NODE_COLUMNS: Final[dict[str, Any]] = {
     "capacity": (np.int64, (3,)),
     "used": (np.int64, (3,)),
     "devices": np.int64,
+    "slot": np.int64,
     "share_free": np.int64,
     "whole_free": np.int64,
     "classes": np.int64,
@@ -280,6 +284,7 @@ class Cluster:
             memory_capacity=facts.memory_mib,
             devices=(healthy := sum(d.healthy for d in devices)),
             capacity=[facts.cpu_milli, facts.memory_mib, healthy * SHARE_WHOLE_MICRO],
+            slot=_slot(facts),
             hash=name_hash(node),
         )
         self.devices.write(rows, node=slot, is_device=bool(devices), hash=name_hash(node))
@@ -366,6 +371,11 @@ def _substance(facts: NodeFacts) -> object:
     shared = [(sharing_of(d), _risk(d), _excluded(d)) for d in facts.devices]
     use = (facts.cpu_milli, facts.memory_mib, facts.foreign_cpu_milli, facts.foreign_memory_mib)
     return facts.state, use, facts.labels, devices, shared
+
+
+def _slot(facts: NodeFacts) -> int:
+    size = facts.labels.get(SLOT_LABEL, "")
+    return int(size) if size.isdecimal() and len(size) < 5 else 0
 
 
 def _risk(device: DeviceFacts) -> int:

@@ -43,6 +43,7 @@ from services.placer.core.invariants import node_faults, record_faults
 from services.placer.core.leader import Leader
 from services.placer.core.leases import Leases
 from services.placer.core.ledger import IDENTITY_KEY, Draft, Ledger
+from services.placer.core.outlooks import Learned
 from services.placer.core.recovery import Recovery
 from services.placer.core.telling import Telling
 from shared.effects import (
@@ -98,7 +99,7 @@ class Core:
         self.following = Following()
         self.recovery = Recovery(self.rules.grace_us)
         self.telling = Telling(subjects, me)
-        self.chooser = Chooser(self.cluster, capabilities, tie=me)
+        self.chooser = Chooser(self.cluster, capabilities, tie=me, learned=Learned(self.rules.strategies))
         self.carrying = Carrying(self)
         self._new_ledger_id = new_ledger_id
         self.now_us = 0

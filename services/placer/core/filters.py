@@ -132,6 +132,18 @@ def _says_backend(rows: Rows) -> str:
     return f"{', '.join(fields)} cannot be honoured by the backend of {rows.node_names()}"
 
 
+def _other_slot(rows: Rows) -> Bools | None:
+    return None if rows.ask.slots is None else ~np.isin(rows.of_node("slot"), rows.ask.slots)
+
+
+def _says_slot(rows: Rows) -> str:
+    """`needs a node of SLOT-4 for 4 devices, these are of SLOT-1 (2), SLOT-8 (5)`, nodes without a slot last."""
+    sizes = rows.ask.cluster.nodes["slot"][rows.slots]
+    there = [f"{f'SLOT-{size}' if size else 'none'} ({(sizes == size).sum()})" for size in sorted({*sizes.tolist()})]
+    wanted = " or ".join(f"SLOT-{size}" for size in rows.ask.slots or ()) or "a size that there is"
+    return f"needs a node of {wanted} for {rows.ask.demand.count} devices, these are of {', '.join(there)}"
+
+
 def _set_aside(rows: Rows) -> Bools | None:
     return rows.named(rows.ask.set_aside) if rows.ask.set_aside else None
 
@@ -282,6 +294,18 @@ def _says_few(word: str) -> Callable[[Rows], str]:
     return says
 
 
+def _says_fragmented(rows: Rows) -> str:
+    """Where enough are free, but nowhere enough together, all that are free are told, node by node."""
+    need = rows.ask.demand.count
+    if len(rows) < need:
+        return _says_few("most free")(rows)
+    best, slots = rows.best(values := rows.per_node()), rows.slots_by_name()
+    free = np.bincount(rows.node)[slots].tolist()
+    told = ", ".join(str(count) for count in free[:_TOLD]) + (f" and {len(free) - _TOLD} more" * (len(free) > _TOLD))
+    have = f"{len(free)} nodes have {told} free, largest block {values[best]} ({rows.node_name(best)})"
+    return f"fragmented: needs {need} devices on one node, {have}"
+
+
 def _unhealthy(rows: Rows) -> Bools:
     return ~rows.of_device("healthy")
 
@@ -308,12 +332,15 @@ def _now(code: str, fails: Callable[[Rows], Bools | None], says: Callable[[Rows]
     return Filter(f"not_now.{code}", fails, says, settled=False)
 
 
+_TOLD: Final = 8
+"""Nodes whose free devices a sentence tells one by one."""
 _THERE = "the largest"
 _FREE = "largest free"
 
 _NODE_NEVER: Final = (
     Filter("excluded.not_candidate", _not_candidate, _on("not among the candidates"), waits=False),
     _never("selector", _not_selected, _says_selector),
+    _never("slot", _other_slot, _says_slot),
     _never("backend", _not_backed, _says_backend),
     _in_state(NodeState.JOINED, "has just joined, not all of it is known yet"),
     _never("cpu", _short("cpu_milli", "cpu_capacity"), _says_cpu("cpu_capacity", _THERE)),
@@ -350,5 +377,5 @@ DEVICE_FILTERS: Final = (
     _now("share", _no_share, _says_share),
     _now("memory", _memory_small("memory_free"), _says_device_memory("memory_free", _FREE)),
     _now("deadline", _late, _says_late),
-    _now("devices", _few, _says_few("most free")),
+    _now("devices", _few, _says_fragmented),
 )

@@ -20,6 +20,7 @@ from services.placer.core.outcome import Assignment, Decision
 from services.placer.core.outlooks import Learned
 from services.placer.core.pipeline import decide, fits_more
 from services.placer.core.records import labels_of
+from services.placer.core.strategies import STRATEGIES, Strategy
 from shared.effects import Effect
 from shared.messages import Lease, PlaceRequest, RequestRecord, State
 
@@ -37,6 +38,8 @@ class Rules:
     backoff_most_us: int = 60 * SECOND_US
     final_ttl_s: int = 86_400
     batch: int = 64
+    strategies: Mapping[str, Strategy] = field(default_factory=lambda: STRATEGIES)
+    """By the names that requests say."""
 
     def backoff_us(self, times: int) -> int:
         """first * 2^(times - 1), at most `backoff_most_us`; `times` from 1."""
@@ -85,7 +88,9 @@ class Chooser:
         self.learned.note(self.cluster, request)
 
     def fits_more(self, request: PlaceRequest, now_us: int) -> int:
-        return fits_more(self.cluster, request, now_us, capabilities=self.capabilities)
+        return fits_more(
+            self.cluster, request, now_us, capabilities=self.capabilities, strategies=self.learned.strategies
+        )
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 from services.placer.core.cluster import Cluster
 from services.placer.core.demand import Demand
-from services.placer.core.strategies import STRATEGIES, Strategy, registry
+from services.placer.core.strategies import STRATEGIES, Strategy
 from services.placer.core.strategies.fgd import Fgd
 from services.placer.core.strategies.laxity import Laxity
 from services.placer.core.strategies.outlook import Outlook, Room
@@ -45,10 +47,14 @@ def outlook_on(cluster: Cluster, workload: Workload) -> Outlook:
     )
 
 
-def looking_ahead(outlook: Outlook) -> Mapping[str, Strategy]:
-    """All strategies, those that look ahead with this outlook."""
-    ahead = {strategy.name: strategy for strategy in (Fgd(outlook), Laxity(outlook))}
-    return registry(ahead.get(name, strategy) for name, strategy in STRATEGIES.items())
+def looking_ahead(outlook: Outlook, strategies: Mapping[str, Strategy] = STRATEGIES) -> Mapping[str, Strategy]:
+    """The same strategies, those that look ahead with this outlook."""
+    ahead = {
+        name: replace(strategy, outlook=outlook)
+        for name, strategy in strategies.items()
+        if isinstance(strategy, Fgd | Laxity)
+    }
+    return MappingProxyType({**strategies, **ahead})
 
 
 class Learned:
@@ -58,8 +64,8 @@ class Learned:
     cluster is worked out anew each time. With each of the last, what came before counts half as much.
     """
 
-    def __init__(self) -> None:
-        self.strategies: Mapping[str, Strategy] = STRATEGIES
+    def __init__(self, strategies: Mapping[str, Strategy] = STRATEGIES) -> None:
+        self.strategies = strategies
         self._counted: dict[Shape, tuple[int, int]] = {}
         self._total = 0
         self._next = _FIRST
@@ -74,7 +80,7 @@ class Learned:
             self._renew(cluster)
 
     def _renew(self, cluster: Cluster) -> None:
-        self.strategies = looking_ahead(outlook_on(cluster, Workload.counted(self._counted)))
+        self.strategies = looking_ahead(outlook_on(cluster, Workload.counted(self._counted)), self.strategies)
         if self._total >= 2 * _EVERY:
             halves = {shape: (number // 2, memory // 2) for shape, (number, memory) in self._counted.items()}
             self._counted = {shape: half for shape, half in halves.items() if half[0]}

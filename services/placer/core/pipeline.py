@@ -16,8 +16,10 @@ from services.placer.core.question import Question
 from services.placer.core.room import room
 from services.placer.core.rows import Ask
 from services.placer.core.sieve import Sieve
-from services.placer.core.strategies import STRATEGIES, Strategy, strategy_named
-from shared.messages import PlaceRequest, Reason
+from services.placer.core.strategies import STRATEGIES, Strategy, slots_of, strategy_named
+from services.placer.core.strategies.slot import Slot
+from shared.errors import FieldError
+from shared.messages import Gpu, PlaceRequest, Reason
 
 
 def decide(  # noqa: PLR0913  # what a decision depends on, all of it by name
@@ -65,15 +67,35 @@ def fits_more(
     now_us: int,  # noqa: ARG001  # part of the interface
     *,
     capabilities: Mapping[str, Capabilities] = ALL_CAN_ALL,
+    strategies: Mapping[str, Strategy] = STRATEGIES,
     set_aside: frozenset[str] = frozenset(),
     limit: int = 10_000,
 ) -> int:
-    """How many more such requests would fit now, whole gangs, at most `limit`."""
-    ask = Ask(cluster, Demand.of(request), capabilities, set_aside)
+    """How many more such requests would fit now, whole gangs, at most `limit`.
+
+    Raises FieldError for a strategy that does not exist.
+    """
+    demand = Demand.of(request)
+    slots = slots_of(strategy_named(request.strategy, strategies), demand.count)
+    ask = Ask(cluster, demand, capabilities, set_aside, slots=slots)
     nodes = np.sort(room(Sieve.of(ask).sifted(), limit * request.replicas))[::-1]
     if int(nodes[:MAX_GANG_NODES].sum()) < request.replicas:
         return 0
     return min(limit, int(nodes.sum()) // request.replicas)
+
+
+def fits_by_size(
+    cluster: Cluster, now_us: int, *, strategy: str = "slot", strategies: Mapping[str, Strategy] = STRATEGIES
+) -> dict[int, int]:
+    """How many more requests of each fixed size would fit now: so many whole devices and nothing else asked for.
+
+    Raises FieldError for a strategy that does not exist or has no sizes.
+    """
+    sized = strategy_named(strategy, strategies)
+    if not isinstance(sized, Slot):
+        raise FieldError("strategy", strategy, "one with fixed sizes")
+    asked = {size: PlaceRequest(command=("",), gpu=Gpu(count=size), strategy=strategy) for size in sized.sizes}
+    return {size: fits_more(cluster, each, now_us, strategies=strategies) for size, each in asked.items()}
 
 
 def _ever(question: Question) -> int | None:

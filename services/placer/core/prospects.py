@@ -24,6 +24,14 @@ class Prospects:
         return len(self._rows)
 
     @property
+    def count(self) -> int:
+        return self._demand.count
+
+    @cached_property
+    def slot(self) -> Ints:
+        return self._rows.of_node("slot")
+
+    @property
     def promises(self) -> bool:
         return self._demand.kind is not Kind.SOFT
 

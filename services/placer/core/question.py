@@ -12,7 +12,7 @@ from services.placer.core.demand import Demand
 from services.placer.core.outcome import MAX_GANG_NODES, Assignment
 from services.placer.core.planners.gang import Plan, Wish, plan
 from services.placer.core.rows import Ask
-from services.placer.core.strategies import Strategy
+from services.placer.core.strategies import Strategy, slots_of
 from shared.messages import PlaceRequest
 
 
@@ -33,7 +33,9 @@ class Question:
 
     @cached_property
     def ask(self) -> Ask:
-        return Ask(self.cluster, Demand.of(self.request), self.capabilities, self.set_aside, self.kept)
+        demand = Demand.of(self.request)
+        slots = slots_of(self.strategy, demand.count)
+        return Ask(self.cluster, demand, self.capabilities, self.set_aside, self.kept, slots)
 
     def plan(self) -> Plan:
         """A plan over more nodes than one placement may touch is made again, on as few as possible."""

@@ -31,6 +31,8 @@ class Ask:
     """Not to be changed: what is remembered goes by which object it is."""
     set_aside: frozenset[str] = frozenset()
     kept: bool = True
+    slots: tuple[int, ...] | None = None
+    """The fixed sizes of nodes that it may go to; None: any node."""
 
     @cached_property
     def kind(self) -> Hashable:
@@ -46,6 +48,7 @@ class Ask:
             needs(request),
             id(self.capabilities),
             self.set_aside,
+            self.slots,
         )
 
     def everywhere(self) -> Rows:
@@ -177,8 +180,12 @@ class Rows:
         """`node-3/gpu-0`, or `node-3` for a request without gpu."""
         return self.ask.cluster.label(int(self.index[place])) if self.ask.demand.count else self.node_name(place)
 
+    def slots_by_name(self) -> Ints:
+        """The nodes that have some of these rows, in the order of their names."""
+        return self.slots[self.ask.cluster.nodes["rank"][self.slots].argsort()]
+
     def node_names(self) -> str:
         """`node-1, node-2, node-3 and 4 more`."""
-        slots = self.slots[self.ask.cluster.nodes["rank"][self.slots].argsort()]
+        slots = self.slots_by_name()
         names = ", ".join(self.ask.cluster.name(int(slot)) for slot in slots[:3])
         return f"{names} and {len(slots) - 3} more" if len(slots) > 3 else names

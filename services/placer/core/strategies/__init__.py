@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from services.placer.core.strategies.base import Candidates, Ranking, Strategy
+from services.placer.core.strategies.base import Candidates, Grouped, Ranking, Strategy
 from services.placer.core.strategies.bestfit import BestFit
 from services.placer.core.strategies.binpack import Binpack
 from services.placer.core.strategies.deadline import Deadline
@@ -16,6 +16,7 @@ from services.placer.core.strategies.gpu_clustering import GpuClustering
 from services.placer.core.strategies.gpu_packing import GpuPacking
 from services.placer.core.strategies.laxity import Laxity
 from services.placer.core.strategies.random_choice import Random
+from services.placer.core.strategies.slot import Slot
 from services.placer.core.strategies.spread import Spread
 from shared.errors import FieldError
 
@@ -31,7 +32,19 @@ def registry(strategies: Iterable[Strategy]) -> Mapping[str, Strategy]:
 
 
 STRATEGIES: Final = registry(
-    (Deadline(), Binpack(), Spread(), Fgd(), BestFit(), DotProd(), GpuPacking(), GpuClustering(), Laxity(), Random())
+    (
+        Deadline(),
+        Binpack(),
+        Spread(),
+        Slot(),
+        Fgd(),
+        BestFit(),
+        DotProd(),
+        GpuPacking(),
+        GpuClustering(),
+        Laxity(),
+        Random(),
+    )
 )
 
 
@@ -42,4 +55,9 @@ def strategy_named(name: str, strategies: Mapping[str, Strategy] = STRATEGIES) -
     return strategies[name]
 
 
-__all__ = ["STRATEGIES", "Candidates", "Ranking", "Strategy", "registry", "strategy_named"]
+def slots_of(strategy: Strategy, count: int) -> tuple[int, ...] | None:
+    """The slots that a request of so many devices may go to by this strategy; None: anywhere."""
+    return strategy.groups(count) if isinstance(strategy, Grouped) else None
+
+
+__all__ = ["STRATEGIES", "Candidates", "Ranking", "Strategy", "registry", "slots_of", "strategy_named"]

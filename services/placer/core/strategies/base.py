@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -23,6 +23,16 @@ class Candidates(Protocol):
     """
 
     def __len__(self) -> int: ...
+
+    @property
+    def count(self) -> int:
+        """Devices that one replica takes."""
+        ...
+
+    @property
+    def slot(self) -> Ints:
+        """Which fixed size the node's label says it takes; 0 where it says none."""
+        ...
 
     @property
     def promises(self) -> bool:
@@ -111,6 +121,15 @@ class Strategy(Protocol):
         ...
 
     def rank(self, rows: Candidates) -> Ranking: ...
+
+
+@runtime_checkable
+class Grouped(Protocol):
+    """A strategy that lets requests go to some groups of nodes alone."""
+
+    def groups(self, count: int) -> tuple[int, ...] | None:
+        """The slots (docs/placement.md) that a request of so many devices may go to; None: anywhere."""
+        ...
 
 
 def summed(by: Mapping[str, Floats]) -> Floats:

@@ -21,6 +21,6 @@ class BestFit:
     def rank(self, rows: Candidates) -> Ranking:
         nodes, asked = rows.nodes, rows.asked
         cpu = nodes.cpu_free - asked.cpu_milli
-        gpu = nodes.share_free.sum(axis=1) - asked.gpu_micro
+        gpu = nodes.idle - asked.gpu_micro
         # 100 (1/2 cpu / 128_000 + 1/2 gpu / 8_000_000) on one denominator, rounded up in integers
         return by_node(nodes, asked, 100 + -(125 * cpu + 2 * gpu) // 320_000, 100)

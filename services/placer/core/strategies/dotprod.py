@@ -20,6 +20,6 @@ class DotProd:
     def rank(self, rows: Candidates) -> Ranking:
         nodes, asked = rows.nodes, rows.asked
         cpu = nodes.cpu_free * (15_625 * asked.cpu_milli)
-        gpu = nodes.share_free.sum(axis=1) * (4 * asked.gpu_micro)
+        gpu = nodes.idle * (4 * asked.gpu_micro)
         # 50 (cpu · cpu / 128_000² + gpu · gpu / 8_000_000²) on one denominator, rounded up in integers
         return by_node(nodes, asked, 100 + -(cpu + gpu) // (512 * 10**10), 100)

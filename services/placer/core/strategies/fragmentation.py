@@ -49,7 +49,7 @@ class Usable:
     def of(self, nodes: Nodes) -> Ints:
         """What could be used of each node."""
         cases, levels = self._case(nodes), self._level(nodes.share_free)
-        return self._devices(cases, levels, nodes.share_free).sum(axis=1) + self._whole(cases, _whole(nodes))
+        return self._devices(cases, levels, nodes.share_free).sum(axis=1) + self._whole(cases, nodes.whole)
 
     def gained(self, nodes: Nodes, asked: Asked) -> Ints:
         """How much more could be used of each node were the request placed there, by node and device.
@@ -57,7 +57,7 @@ class Usable:
         One column for a request that takes whole devices or none, since it does not matter which. What stands at a
         device that cannot take the request is of no use.
         """
-        free, levels, whole = nodes.share_free, self._level(nodes.share_free), _whole(nodes)
+        free, levels, whole = nodes.share_free, self._level(nodes.share_free), nodes.whole
         now, then = self._case(nodes), self._case(nodes, asked)
         each = self._devices(then, levels, free)
         gain = each.sum(axis=1) - self._devices(now, levels, free).sum(axis=1) - self._whole(now, whole)
@@ -98,13 +98,8 @@ class Usable:
 
 def fragments(table: Usable, nodes: Nodes, total: int) -> Ints:
     """Fragment millionths of each node, times `total`, which is the weight of all kinds together."""
-    fragment: Ints = nodes.share_free.sum(axis=1) * total - table.of(nodes)
+    fragment: Ints = nodes.idle * total - table.of(nodes)
     return fragment
-
-
-def _whole(nodes: Nodes) -> Ints:
-    whole: Ints = np.count_nonzero(nodes.share_free == SHARE_WHOLE_MICRO, axis=1)
-    return whole
 
 
 def _levels(values: Iterable[int]) -> Ints:

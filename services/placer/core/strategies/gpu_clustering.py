@@ -29,5 +29,5 @@ class GpuClustering:
             return by_node(nodes, asked, np.zeros(len(nodes.devices), np.int64), 100)
         others = np.where(nodes.classes & asked.bit, 50, np.where(nodes.classes == 0, 25, 0))
         company = np.where(nodes.classes == asked.bit, 75, others)
-        used = 25 * (_LARGEST_MICRO - nodes.share_free.sum(axis=1)) // _LARGEST_MICRO
+        used = 25 * (_LARGEST_MICRO - nodes.idle) // _LARGEST_MICRO
         return by_node(nodes, asked, used + company, 100)

@@ -28,6 +28,5 @@ class GpuPacking:
         free = nodes.least
         used = np.maximum(100 - free // 10_000 // 10, 50)
         score = np.where(free == SHARE_WHOLE_MICRO, max(50 - asked.count, 33), used)
-        whole = np.count_nonzero(nodes.share_free == SHARE_WHOLE_MICRO, axis=1)
         idle = np.maximum(33 - nodes.devices, 0)
-        return by_node(nodes, asked, np.where(whole == nodes.devices, idle, score), 100)
+        return by_node(nodes, asked, np.where(nodes.whole == nodes.devices, idle, score), 100)

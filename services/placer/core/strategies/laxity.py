@@ -53,7 +53,7 @@ class Laxity:
     def _of_nodes(self, rows: Candidates) -> Ints:
         """The parts that are the same for all devices of a node."""
         nodes, asked = rows.nodes, rows.asked
-        idle = nodes.share_free.sum(axis=1)
+        idle = nodes.idle
         idle_after, cpu_after = idle - asked.gpu_micro, nodes.cpu_free - asked.cpu_milli
         stranded = self._stranded(idle, nodes.cpu_free) - self._stranded(idle_after, cpu_after)
         gpu, cpu = round(self.snug * POINT / 8_000), round(self.snug * POINT / 128)

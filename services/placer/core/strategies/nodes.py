@@ -42,6 +42,18 @@ class Nodes:
     """Which device of its node each row is, 0 for a request without gpu."""
 
     @cached_property
+    def idle(self) -> Ints:
+        """Millionths free on all devices together."""
+        idle: Ints = self.share_free.sum(axis=1)
+        return idle
+
+    @cached_property
+    def whole(self) -> Ints:
+        """How many devices nobody uses."""
+        whole: Ints = np.count_nonzero(self.share_free == SHARE_WHOLE_MICRO, axis=1)
+        return whole
+
+    @cached_property
     def least(self) -> Ints:
         """The least that is free on a device that can take the request."""
         starts = np.searchsorted(self.of_row, np.arange(len(self.cpu_free)))
