@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +30,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, help="requests: a CSV file, or what laxity ledger export wrote")
     parser.add_argument("--nodes", type=Path, help="the cluster, in the same form; an exported folder has its own")
     parser.add_argument("--strategy", default="deadline", metavar="A,B,C", help="one or several (deadline)")
+    parser.add_argument("--profiles", metavar="JSON", help="strategies with other parameters, as placers have them")
     parser.add_argument(
         "--arrivals", default="file", metavar="file|shuffle:SEED", help="their order (file: as the trace has it)"
     )
@@ -97,11 +99,23 @@ def _play(args: Namespace, trace: Trace, nodes: list[NodeFacts], strategy: str) 
     from cli.simulate.play import Play
     from cli.simulate.schedule import Plan
     from cli.simulate.world import World
+    from services.placer.core.strategies.profiles import with_profiles
 
     arrivals = Plan(_shuffle(args.arrivals), args.departures, args.stretch).of(trace)
     tie = "" if args.seed is None else str(args.seed)
-    world = World(nodes, strategy, trace.workload, foresight=args.foresight, tie=tie)
+    strategies = with_profiles(_profiles(args.profiles))
+    world = World(nodes, strategy, trace.workload, foresight=args.foresight, tie=tie, strategies=strategies)
     return Play(world, arrivals).through()
+
+
+def _profiles(text: str | None) -> dict[str, dict[str, Any]]:
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(profile, dict) for profile in found.values()):
+        raise FieldError("--profiles", text, 'an object such as {"tight": {"strategy": "binpack", "gpu": 10}}')
+    return found
 
 
 def _shuffle(text: str) -> int | None:

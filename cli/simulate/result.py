@@ -29,7 +29,7 @@ class Result:
     """Percentages are None on a cluster without devices.
 
     With departures `allocated`, `fragmented` and `waiting_demand` are means over the time from the first to the last
-    arrival, else as they are after the last one. `decisions_per_s` is the only figure that depends on the machine.
+    arrival, else as they are after the last one. `decisions_per_s` is of CPU time, and alone depends on the machine.
     """
 
     strategy: str

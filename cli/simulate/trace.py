@@ -113,7 +113,8 @@ def _request(row: Row) -> PlaceRequest:
     count, models = _number(row, "num_gpu"), row.get("gpu_spec")
     share = _number(row, "gpu_milli") / 1000 if count else 1.0
     gpu = {"count": count, "share": share, "models": models.split("|") if models else None}
-    asked = {name: _number(row, name) for name in ("cpu_milli", "memory_mib", "replicas", "priority") if row.get(name)}
+    asked = {name: _number(row, name) for name in ("cpu_milli", "memory_mib")}
+    asked |= {name: _number(row, name, signed=True) for name in ("replicas", "priority") if row.get(name)}
     body = {"command": ["trace"], "queue": True, **({"gpu": gpu} if count else {}), **asked}
     return PlaceRequest.from_json(json.dumps(body).encode())
 
@@ -151,9 +152,9 @@ def _labels(text: str) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def _number(row: Row, column: str) -> int:
+def _number(row: Row, column: str, *, signed: bool = False) -> int:
     text = row.get(column)
-    if text is None or not text.strip().isdecimal():
+    if text is None or not (text.removeprefix("-") if signed else text).isdecimal():
         raise FieldError(column, text, "a whole number")
     return int(text)
 

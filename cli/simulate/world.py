@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from services.placer.core.cluster import Cluster
 from services.placer.core.demand import Demand
 from services.placer.core.outcome import Assignment, Decision, Fits
 from services.placer.core.outlooks import Learned, looking_ahead, outlook_on
 from services.placer.core.pipeline import decide
-from services.placer.core.strategies import strategy_named
+from services.placer.core.strategies import STRATEGIES, Strategy, strategy_named
+from services.placer.core.strategies.random_choice import Random
 from services.placer.core.strategies.workload import Workload
 from shared.messages import NodeFacts, PlaceRequest
 
@@ -20,10 +21,17 @@ class World:
     Raises FieldError for a strategy that does not exist.
     """
 
-    def __init__(
-        self, nodes: Iterable[NodeFacts], strategy: str, workload: Workload, *, foresight: bool, tie: str = ""
+    def __init__(  # noqa: PLR0913  # what a world depends on, most of it by name
+        self,
+        nodes: Iterable[NodeFacts],
+        strategy: str,
+        workload: Workload,
+        *,
+        foresight: bool,
+        tie: str = "",
+        strategies: Mapping[str, Strategy] = STRATEGIES,
     ) -> None:
-        strategy_named(strategy)
+        self._by_chance = isinstance(strategy_named(strategy, strategies), Random)
         self.strategy = strategy
         self.nodes = sorted(nodes, key=lambda facts: facts.node)
         self.cluster = Cluster()
@@ -31,13 +39,13 @@ class World:
             self.cluster.set_facts(facts.node, facts, 0)
         self.outlook = outlook_on(self.cluster, workload)
         self._tie = tie
-        self._learned = Learned()
-        self._foresight = looking_ahead(self.outlook) if foresight else None
+        self._learned = Learned(looking_ahead(self.outlook, strategies) if foresight else strategies)
+        self._learns = not foresight
         self._asked: dict[int, tuple[PlaceRequest, PlaceRequest]] = {}
 
     def expect(self, request: PlaceRequest) -> None:
         """A new request came: without foresight, strategies that look ahead learn from it."""
-        if self._foresight is None:
+        if self._learns:
             self._learned.note(self.cluster, request)
 
     def place(self, request: PlaceRequest, name: str, tie: str | None = None) -> Decision:
@@ -47,7 +55,7 @@ class World:
             self.cluster,
             asked,
             0,
-            strategies=self._learned.strategies if self._foresight is None else self._foresight,
+            strategies=self._learned.strategies,
             tie=self._tie if tie is None else tie,
             advise=False,
         )
@@ -71,4 +79,4 @@ class World:
         if id(request) not in self._asked:
             self._asked[id(request)] = request, request.model_copy(update={"strategy": self.strategy})
         asked = self._asked[id(request)][1]
-        return asked.model_copy(update={"request_id": name}) if self.strategy == "random" else asked
+        return asked.model_copy(update={"request_id": name}) if self._by_chance else asked
