@@ -69,8 +69,8 @@ def replay(run: Run, policy: str, *, random_ties: bool = False, most: int | None
         places.append(place)
         watch.note([place.node] if place else ())
     seconds = time.process_time() - started
-    placed = np.array([place is not None for place in places])
-    allocated = np.where(placed, _asked(run, len(places)), 0).cumsum() / PERCENT_MICRO
+    there = np.array([place is not None for place in places])
+    allocated = np.where(there, _asked(run, len(places)), 0).cumsum() / PERCENT_MICRO
     fragments = watch.fragments() * 1_000_000 / PERCENT_MICRO
     return Replay(run, policy, tuple(places), allocated, fragments, len(places) / seconds)
 

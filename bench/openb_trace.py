@@ -31,6 +31,7 @@ PERCENT_MICRO = GPUS * 10_000
 """One percent of the cluster's device time, in millionths of a device."""
 MOST_PERCENT = 130
 
+
 def folder() -> Path:
     return Path(os.environ.get("LAXITY_DATA", "../shared/data")) / "openb"
 

@@ -85,7 +85,7 @@ def _make(folder: Path) -> None:
 
 def _export(args: Namespace, output: Output) -> Exit:
     _make(args.folder)
-    counts = {name: 0 for name in EXPORTED}
+    counts = dict.fromkeys(EXPORTED, 0)
     for name, values in asyncio.run(_values(args)).items():
         (args.folder / name).write_bytes(b"".join(value + b"\n" for value in values))
         counts[name] = len(values)

@@ -8,7 +8,6 @@ from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-
 from cli.simulate.trace import Arrival
 from cli.simulate.watch import Watch
 from cli.simulate.world import World

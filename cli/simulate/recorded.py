@@ -32,15 +32,18 @@ def nodes_of_records(path: Path) -> list[NodeFacts]:
 
 
 def _read(path: Path, make: Callable[[bytes], T]) -> list[T]:
-    made: list[T] = []
     try:
-        for line in path.read_bytes().splitlines():
-            made.append(make(line))
+        lines = path.read_bytes().splitlines()
     except OSError as error:
         raise FieldError(str(path), error.strerror, "a file that can be read") from None
+    return [_made(path, number, line, make) for number, line in enumerate(lines, 1)]
+
+
+def _made(path: Path, number: int, line: bytes, make: Callable[[bytes], T]) -> T:
+    try:
+        return make(line)
     except FieldError as error:
-        raise FieldError(f"{path}: line {len(made) + 1}: {error.field}", error.found, error.allowed) from None
-    return made
+        raise FieldError(f"{path}: line {number}: {error.field}", error.found, error.allowed) from None
 
 
 def _arrival(record: RequestRecord) -> Arrival | None:

@@ -21,7 +21,7 @@ class World:
     Raises FieldError for a strategy that does not exist.
     """
 
-    def __init__(  # noqa: PLR0913  # what a world depends on, most of it by name
+    def __init__(
         self,
         nodes: Iterable[NodeFacts],
         strategy: str,
