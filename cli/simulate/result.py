@@ -50,16 +50,16 @@ class Result:
 
 
 def result(played: Played, *, over_time: bool) -> Result:
-    """Raises nothing: a trace without arrivals has no percentages."""
+    """A trace without arrivals has no percentages either."""
     devices = sum(len(facts.devices) for facts in played.world.nodes)
     series = _Series(played, devices) if devices and played.steps else None
     fates = [fate if isinstance(fate, str) else "" for fate in played.fates]
     return Result(
         strategy=played.world.strategy,
-        arrived=series and round(float(series.arrived[-1]), DIGITS),
-        allocated=series and series.told(series.held, over_time=over_time),
-        fragmented=series and series.told(series.fragments, over_time=over_time),
-        waiting_demand=series and series.told(series.waiting, over_time=over_time),
+        arrived=round(float(series.arrived[-1]), DIGITS) if series else None,
+        allocated=series.told(series.held, over_time=over_time) if series else None,
+        fragmented=series.told(series.fragments, over_time=over_time) if series else None,
+        waiting_demand=series.told(series.waiting, over_time=over_time) if series else None,
         placed=fates.count(""),
         refused=fates.count(REFUSED),
         expired=fates.count(EXPIRED),
