@@ -20,7 +20,7 @@ _STYLE: Final = "text{font:12px sans-serif;fill:#222}rect{stroke:#888}"
 def picture(played: Sequence[Played]) -> str:
     """A block for each strategy: a line for each node, a square for each device, and who waits.
 
-    Each request has a colour, and fills its part of each of its devices.
+    Each request that is still there has a colour, in order of arrival, and fills its part of each of its devices.
     """
     nodes = played[0].world.nodes
     most = max((len(facts.devices) for facts in nodes), default=0)
@@ -35,13 +35,14 @@ def picture(played: Sequence[Played]) -> str:
 def _block(played: Played) -> Iterator[str]:
     yield _text(0, 1, played.world.strategy)
     held = _held(played)
+    here = sorted({number for on_device in held.values() for number, _ in on_device})
     for line, facts in enumerate(played.world.nodes, 2):
         yield _text(0, line, facts.node)
         for place, device in enumerate(facts.devices):
             yield _bar(place, line, SHARE_WHOLE_MICRO, "#fff")
             taken = 0
             for number, share_micro in held[device.uuid]:
-                yield _bar(place, line, share_micro, _COLOURS[number % len(_COLOURS)], taken)
+                yield _bar(place, line, share_micro, _COLOURS[here.index(number) % len(_COLOURS)], taken)
                 taken += share_micro
     waiting = [arrival.name for arrival, fate in zip(played.arrivals, played.fates, strict=True) if fate == WAITING]
     if waiting:
