@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 PREFIX = 600
-SHORT = 60
+SHORT = 30
 GOLDEN = {
     "fgd": "266ba02e96c9e816",
     "laxity": "295e37b78538aa20",

@@ -49,7 +49,8 @@ class Usable:
     def of(self, nodes: Nodes) -> Ints:
         """What could be used of each node."""
         cases, levels = self._case(nodes), self._level(nodes.share_free)
-        return self._devices(cases, levels, nodes.share_free).sum(axis=1) + self._whole(cases, nodes.whole)
+        usable: Ints = self._devices(cases, levels, nodes.share_free).sum(axis=1)
+        return usable + self._whole(cases, nodes.whole)
 
     def gained(self, nodes: Nodes, asked: Asked) -> Ints:
         """How much more could be used of each node were the request placed there, by node and device.
@@ -60,7 +61,7 @@ class Usable:
         free, levels, whole = nodes.share_free, self._level(nodes.share_free), nodes.whole
         now, then = self._case(nodes), self._case(nodes, asked)
         each = self._devices(then, levels, free)
-        gain = each.sum(axis=1) - self._devices(now, levels, free).sum(axis=1) - self._whole(now, whole)
+        gain: Ints = each.sum(axis=1) - self._devices(now, levels, free).sum(axis=1) - self._whole(now, whole)
         if not asked.partial:
             taken = asked.count * SHARE_WHOLE_MICRO * self._single.take(then + len(self._shares))
             gain += self._whole(then, np.maximum(whole - asked.count, 0)) - taken

@@ -57,7 +57,8 @@ class Laxity:
         idle_after, cpu_after = idle - asked.gpu_micro, nodes.cpu_free - asked.cpu_milli
         stranded = self._stranded(idle, nodes.cpu_free) - self._stranded(idle_after, cpu_after)
         gpu, cpu = round(self.snug * POINT / 8_000), round(self.snug * POINT / 128)
-        return stranded - (idle_after * gpu + cpu_after * cpu) // 1_000
+        points: Ints = stranded - (idle_after * gpu + cpu_after * cpu) // 1_000
+        return points
 
     def _stranded(self, idle_micro: Ints, cpu_milli: Ints) -> Ints:
         """Free devices that have no CPU beside them, in POINTs."""

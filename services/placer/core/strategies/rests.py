@@ -12,8 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from services.placer.core.columns import Ints
-from services.placer.core.strategies.base import Floats
+from services.placer.core.columns import Floats, Ints
 from shared.messages import SHARE_WHOLE_MICRO
 
 UNIT_MICRO: Final = 1_000
@@ -70,10 +69,11 @@ def _prices(sizes: Ints, numbers: Floats) -> Floats:
 
     A column is a mix of sizes in one device, or costs nothing and says that there is one of a size more than is needed.
     """
-    prices, costs = np.zeros(len(sizes)), np.ones(len(sizes))
+    prices: Floats = np.zeros(len(sizes))
+    costs = np.ones(len(sizes))
     basis = np.diag((_WHOLE // sizes).astype(np.float64))
     for _ in range(_ROUNDS if len(sizes) else 0):
-        prices = np.linalg.solve(basis.T, costs)
+        prices = np.linalg.solve(basis.T, costs).astype(np.float64)
         if prices.min() < -_ENOUGH:
             column, cost = -np.eye(len(sizes))[int(prices.argmin())], 0.0
         else:
