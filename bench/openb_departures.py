@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.openb_replay import World
-from bench.openb_trace import GPUS, Floats, Ints, Pod, Run, runs
+from bench.openb_replay import placed, world_of
+from bench.openb_trace import GPUS, Run, runs
+from cli.simulate.trace import SECOND_US, Arrival
+from services.placer.core.columns import Floats, Ints
 from services.placer.core.outcome import Assignment
 
 _TIMES = 3
@@ -35,7 +37,7 @@ class Waiting:
 class Story:
     """When pods come and how long they stay, in seconds; measured from `start` to `end`."""
 
-    pods: list[Pod]
+    pods: list[Arrival]
     born_s: Ints
     life_s: Ints
     gpu_micro: Ints
@@ -45,9 +47,9 @@ class Story:
     @classmethod
     def of(cls, run: Run) -> Story:
         """The trace again and again, measured from the second time on."""
-        once = sorted(run.trace.pods, key=lambda pod: pod.created_s or 0)
-        born = np.array([pod.created_s or 0 for pod in once])
-        life = np.array([max(1, (pod.deleted_s or 0) - (pod.created_s or 0)) for pod in once])
+        once = sorted(run.trace.arrivals, key=lambda pod: pod.at_us or 0)
+        born = np.array([(pod.at_us or 0) // SECOND_US for pod in once])
+        life = np.array([max(1, (pod.stay_us or 0) // SECOND_US) for pod in once])
         span, pods = int(born[-1] - born[0]), once * _TIMES
         times = np.concatenate([born + turn * span for turn in range(_TIMES)])
         gpu = np.array([pod.gpu_micro for pod in pods])
@@ -77,10 +79,10 @@ class Play:
     """The story on one policy's world, one event after another; a deletion comes before a creation of the same time."""
 
     def __init__(self, run: Run, policy: str) -> None:
-        self._story, self._world = Story.of(run), World(run, policy)
+        self._story, self._world = Story.of(run), world_of(run, policy)
         self._stretch = self._story.stretch()
         self._ends: list[tuple[float, int, Assignment]] = []
-        self._queue: dict[int, Pod] = {}
+        self._queue: dict[int, Arrival] = {}
         self._held = self._waiting = 0
         self._now, self._allocated_sum, self._waiting_sum = 0.0, 0.0, 0.0
         self._late: set[int] = set()
@@ -109,7 +111,7 @@ class Play:
         while self._ends and self._ends[0][0] <= time_s:
             end_s, number, place = heapq.heappop(self._ends)
             self._pass(end_s)
-            self._world.leave(place, str(number))
+            self._world.leave([place], str(number))
             self._held -= self._story.pods[number].gpu_micro
             if not self._ends or self._ends[0][0] > end_s:
                 self._again()
@@ -133,8 +135,8 @@ class Play:
             else:
                 refused.add(id(pod.request))
 
-    def _start(self, number: int, pod: Pod) -> bool:
-        place = self._world.place(pod, str(number))
+    def _start(self, number: int, pod: Arrival) -> bool:
+        place = placed(self._world, pod, str(number))
         if place is not None:
             life_s = float(self._story.life_s[number]) * self._stretch
             heapq.heappush(self._ends, (self._now + life_s, number, place))

@@ -1,4 +1,4 @@
-"""``laxity ledger``: what only an operator may say about a ledger that was lost, restored or rewound."""
+"""``laxity ledger``: saves it, and what only an operator may say about one that was lost, restored or rewound."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ from cli import client as clients
 from cli import release
 from cli.client import Client
 from cli.output import CommandError, Exit, Output
+from cli.simulate import NODES_FILE, REQUESTS_FILE
 from shared.effects import CommitOutcome, Write
 from shared.errors import BusError
 from shared.messages import LedgerIdentity, PlaceReply, RequestRecord
-from shared.subjects import LEDGER, request_key
+from shared.subjects import LEDGER, NODES, request_key
 
-HELP = "back up and restore the ledger, accept one that was lost, or forget what no ledger explains"
+HELP = "back up, restore and export the ledger, accept one that was lost, or forget what no ledger explains"
 IDENTITY = "ledger"
 DESCRIBED, PACKED = "backup.json", "stream.tar.s2"
 """The files of a backup, as `nats stream backup` names them too; the first is written last."""
+EXPORTED = {REQUESTS_FILE: (LEDGER, "request."), NODES_FILE: (NODES, "node.")}
+"""The files of an export, each the values of some keys of a bucket, one a line."""
 CHUNK_BYTES = 128 * 1024
 
 
 def arguments(parser: ArgumentParser) -> None:
-    words = parser.add_subparsers(dest="word", required=True, metavar="backup|restore|accept|forget")
+    words = parser.add_subparsers(dest="word", required=True, metavar="backup|restore|export|accept|forget")
     backup = words.add_parser("backup", help="write the ledger as it is now into a new folder, at any time")
     backup.add_argument("folder", type=Path)
     restore = words.add_parser("restore", help="make the ledger of a backup; stop all placers before")
@@ -37,6 +40,8 @@ def arguments(parser: ArgumentParser) -> None:
     restore.add_argument(
         "--replace", action="store_true", help="in place of the one that is there, which goes to FOLDER.replaced"
     )
+    export = words.add_parser("export", help="write its requests and the nodes, as laxity simulate reads them")
+    export.add_argument("folder", type=Path)
     accept = words.add_parser("accept", help="go on with the ledger as it is, former ledger ids being our own")
     accept.add_argument("former", nargs="*", metavar="LEDGER_ID", help="as the alarm or a container's labels name it")
     forget = words.add_parser("forget", help="remove the containers of a request that the ledger does not know")
@@ -44,8 +49,8 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace, output: Output) -> Exit:
-    work = {"backup": _backup, "restore": _restore, "accept": _accept, "forget": _forget}[args.word]
-    return work(args, output)
+    work = {"backup": _backup, "restore": _restore, "export": _export, "accept": _accept, "forget": _forget}
+    return work[args.word](args, output)
 
 
 def _backup(args: Namespace, output: Output) -> Exit:
@@ -58,10 +63,7 @@ def _backup(args: Namespace, output: Output) -> Exit:
 
 def _save(args: Namespace, folder: Path) -> int:
     """Write a backup into a new folder; how many keys it has."""
-    try:
-        folder.mkdir(mode=0o700, parents=True)  # requests carry what people put into their environment
-    except OSError as error:
-        raise CommandError(f"{folder}: {error.strerror}, allowed: a folder that can be made", Exit.USAGE) from None
+    _make(folder)
 
     async def fetch() -> dict[str, Any]:
         async with clients.of(args) as client:
@@ -72,6 +74,34 @@ def _save(args: Namespace, folder: Path) -> int:
         made = asyncio.run(fetch())
     (folder / DESCRIBED).write_text(json.dumps(made, indent=2) + "\n")
     return int(made["state"]["messages"])
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True)  # requests carry what people put into their environment
+    except OSError as error:
+        raise CommandError(f"{folder}: {error.strerror}, allowed: a folder that can be made", Exit.USAGE) from None
+
+
+def _export(args: Namespace, output: Output) -> Exit:
+    _make(args.folder)
+    counts = dict.fromkeys(EXPORTED, 0)
+    for name, values in asyncio.run(_values(args)).items():
+        (args.folder / name).write_bytes(b"".join(value + b"\n" for value in values))
+        counts[name] = len(values)
+    said = " and ".join(f"{count} lines in {args.folder / name}" for name, count in counts.items())
+    output.result({"folder": str(args.folder), "lines": counts}, lambda console: console.print(said))
+    return Exit.OK
+
+
+async def _values(args: Namespace) -> dict[str, list[bytes]]:
+    """What each file of an export gets, in the order of the keys."""
+    async with clients.of(args) as client:
+        found = {name: await client.read_bucket(bucket) for name, (bucket, _) in EXPORTED.items()}
+    return {
+        name: [value for key, (value, _) in sorted(found[name].items()) if key.startswith(prefix)]
+        for name, (_, prefix) in EXPORTED.items()
+    }
 
 
 def _restore(args: Namespace, output: Output) -> Exit:

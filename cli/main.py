@@ -9,6 +9,7 @@ from typing import NoReturn
 from cli import events, explain, keys, ledger, nodes, place, release, resize, status, up
 from cli.demo import command as demo
 from cli.output import CommandError, Exit, Output
+from cli.simulate import command as simulate
 from shared.errors import BusError, FieldError
 from shared.log import configure
 
@@ -22,6 +23,7 @@ COMMANDS = {
     "explain": explain,
     "ledger": ledger,
     "keys": keys,
+    "simulate": simulate,
     "up": up,
     "demo": demo,
 }

@@ -150,6 +150,21 @@ def test_a_ledger_is_accepted_as_it_is_and_only_what_it_does_not_know_is_forgott
     assert 2 == call("ledger", "forget", "never-asked", url=shared.url).returncode
 
 
+def test_a_ledger_is_exported_and_played_again(shared: Embedded, tmp_path: Path) -> None:
+    text = "request_id: played\nimage: x\ncandidates: [fake-3]\ngpu: {models: [H200]}\nqueue: true"
+    assert "placed" == shared.laxity(*written(tmp_path, text))["outcome"]
+    lines = shared.laxity("ledger", "export", str(tmp_path / "trace"))["lines"]
+    assert lines["requests.jsonl"] >= 1
+    assert 4 == lines["nodes.jsonl"]
+    line = ["simulate", str(tmp_path / "trace"), "--strategy", "spread,binpack", "--placements"]
+    found = shared.laxity(*line, "--departures")
+    assert lines["nodes.jsonl"] == found["nodes"]
+    (played,) = [each for each in found["placements"] if each["request"] == "played"]
+    assert ["fake-3", "fake-3"] == [played[name].partition(":")[0] for name in ("spread", "binpack")]
+    shared.laxity("release", "played")
+    assert 2 == call("ledger", "export", str(tmp_path / "trace"), url=shared.url).returncode
+
+
 def test_where_no_server_is_the_exit_code_is_4() -> None:
     done = call("status", url="nats://127.0.0.1:1")
     assert (4, "no NATS server answers at nats://127.0.0.1:1") == (done.returncode, done.stderr.strip()[8:])

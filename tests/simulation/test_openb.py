@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from bench.openb_departures import Story
-from bench.openb_replay import World, replay
-from bench.openb_trace import Pod, Run, curve, folder, in_file_order, published, runs, shuffled, trace
+from bench.openb_replay import placed, replay, world_of
+from bench.openb_trace import Run, folder, in_file_order, published, runs, shuffled, trace
+from cli.simulate.trace import Arrival
+from cli.simulate.watch import curve
+from cli.simulate.world import World
 from shared.messages import SHARE_WHOLE_MICRO
 
 pytestmark = pytest.mark.skipif(
@@ -70,7 +73,7 @@ class Plain:
             fragment += kind.number * np.where(usable, (free * ~enough).sum(axis=1), idle)
         return fragment
 
-    def place(self, pod: Pod):
+    def place(self, pod: Arrival):
         demand, before = pod.demand, self.fragment(self.free, self.cpu)
         enough = self.free >= max(1, demand.share_micro)
         shape = pod.request.gpu
@@ -103,15 +106,15 @@ class Plain:
 
 
 def test_fgd_places_as_its_definition_says(run):
-    plain = Plain(run, World(run, "fgd"))
-    pods = [run.trace.pods[pod] for pod in run.arrivals[:SHORT]]
+    plain = Plain(run, world_of(run, "fgd"))
+    pods = [run.trace.arrivals[pod] for pod in run.arrivals[:SHORT]]
     places = replay(run, "fgd", most=SHORT).places
     assert [plain.place(pod) for pod in pods] == [(place.node, place.devices) for place in places if place]
 
 
 def test_an_own_shuffle_has_every_pod_once_and_then_some_again_up_to_130_percent():
     made = shuffled("default", 7)
-    pods = made.trace.pods
+    pods = made.trace.arrivals
     assert list(range(len(pods))) == sorted(made.arrivals[: len(pods)])
     assert 129.8 < sum(pods[pod].gpu_micro for pod in made.arrivals) / 62_120_000 < 130.2
     assert made.arrivals == shuffled("default", 7).arrivals
@@ -120,8 +123,8 @@ def test_an_own_shuffle_has_every_pod_once_and_then_some_again_up_to_130_percent
 
 def test_a_trace_that_asks_for_too_much_loses_pods_by_chance():
     made = shuffled("multigpu50", 7)
-    assert len(made.arrivals) < len(made.trace.pods)
-    assert 129 < sum(made.trace.pods[pod].gpu_micro for pod in made.arrivals) / 62_120_000 <= 130
+    assert len(made.arrivals) < len(made.trace.arrivals)
+    assert 129 < sum(made.trace.arrivals[pod].gpu_micro for pod in made.arrivals) / 62_120_000 <= 130
 
 
 def test_file_order_changes_the_order_and_not_what_arrives(run):
@@ -141,12 +144,12 @@ def test_lives_are_stretched_so_that_demand_is_what_the_cluster_has(run):
 
 
 def test_pods_that_leave_make_room_again(run):
-    world, places = World(run, "laxity"), {}
+    world, places = world_of(run, "laxity"), {}
     free = world.cluster.nodes["share_free"]
     before = int(free.sum())
-    for number, pod in enumerate(trace("default").pods[:50]):
-        places[str(number)] = world.place(pod, str(number))
+    for number, pod in enumerate(trace("default").arrivals[:50]):
+        places[str(number)] = placed(world, pod, str(number))
     assert before > free.sum()
     for name, place in places.items():
-        world.leave(place, name)
+        world.leave([place], name)
     assert before == free.sum()
