@@ -177,7 +177,10 @@ def _over(node: str, has: Capacity, reservations: list[Json]) -> Iterator[str]:
         shares.update(dict.fromkeys(each["devices"], each["share_micro"]))
         memory.update(dict.fromkeys(each["devices"], each["device_memory_mib"]))
     yield from (f"{device} is not on {node}" for device in shares if device not in has.devices)
-    yield from (f"{device} promises {share} millionths" for device, share in shares.items() if share > WHOLE)
+    for device, share in shares.items():
+        if share > WHOLE:
+            by = [(each["request_id"], each.get("container")) for each in reservations if device in each["devices"]]
+            yield f"{device} promises {share} millionths to {by}"
     yield from (f"{device} promises {mib} MiB" for device, mib in memory.items() if mib > has.devices.get(device, mib))
     for what in ("cpu_milli", "memory_mib"):
         if (used := sum(each[what] for each in reservations)) > getattr(has, what):
@@ -215,6 +218,7 @@ def _unsound_change(before: Json, after: Json) -> Iterator[str]:
     if after["steps"][-1]["number"] < before["steps"][-1]["number"]:
         yield "steps went back"
     was = {each["replica"]: each["generation"] for each in before.get("replicas", ())}
+    new = after["steps"][-1]["number"] - before["steps"][-1]["number"]
     for each in after.get("replicas", ()):
-        if not 0 <= each["generation"] - was.get(each["replica"], 0) <= 1:
+        if not 0 <= each["generation"] - was.get(each["replica"], 0) <= new:
             yield f"generation of {each['replica']} went from {was.get(each['replica'])} to {each['generation']}"
