@@ -34,7 +34,7 @@ demo: $(READY) ## place, run, track and judge real tasks on a real bus, in about
 	$(BIN)/laxity demo $(ARGS)
 
 ##@ Prove
-.PHONY: check test test-slow test-docker lint types layers docs-check
+.PHONY: check test test-slow test-docker chaos lint types layers docs-check
 check: lint types layers docs-check demo test-slow test test-docker ## all that must hold before a change lands (what .ci/run runs)
 
 test: $(READY) ## run the tests, all but the slow ones and those on Docker (ARGS="-k name" to choose)
@@ -47,6 +47,9 @@ test-slow: $(READY) ## run the tests that need minutes: the demo, with each proc
 test-docker: $(READY) ## run the tests that need a Docker engine, on one that answers or on one that it starts
 	.ci/docker-engine with $(BIN)/python -m pytest -m docker $(ARGS) || \
 	  { [ $$? -eq 75 ] && $(BIN)/python -m pytest -m docker $(ARGS); }
+
+chaos: $(READY) ## kill placers under 5,000 requests, check every commit (LAXITY_CHAOS_SEED, LAXITY_CHAOS_REQUESTS)
+	LAXITY_CHAOS_REQUESTS=$${LAXITY_CHAOS_REQUESTS:-5000} $(BIN)/python -m pytest -m slow -s tests/e2e/test_chaos.py $(ARGS)
 
 lint: $(READY) ## look for what ruff finds, in form and in content
 	$(BIN)/ruff check .

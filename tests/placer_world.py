@@ -232,8 +232,8 @@ class World:
                     return ListFailed(node, "no answer")
                 found = [box.found() for box in self.boxes.values() if box.labels.node == node]
                 return Listed(node, tuple(found))
-            case Read(keys):
-                return ReadDone(self.ledger.read(list(keys)))
+            case Read(keys, listed, asked_us):
+                return ReadDone(self.ledger.read(list(keys)), listed, asked_us)
         raise TypeError(effect)
 
     def _start(self, effect: Start) -> object:

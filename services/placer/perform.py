@@ -153,7 +153,7 @@ class Performer:
 
     async def read(self, effect: Read) -> ReadDone:
         runtime = await self._running()
-        return ReadDone(await runtime.bus.read(LEDGER, effect.keys))
+        return ReadDone(await runtime.bus.read(LEDGER, effect.keys), effect.listed, effect.asked_us)
 
     # --- root tasks ---
 

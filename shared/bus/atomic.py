@@ -18,8 +18,9 @@ MOST_KEYS = 1000
 CONFLICTS = frozenset({10071, 10164})
 """A key had another revision; which one is not said."""
 ABANDONED = 10176
-TOO_LONG = 10199
-TOO_MANY_OPEN = 10210
+"""The server knows no such batch, or not all of it: it was too slow for it, or it has restarted meanwhile."""
+NOT_NOW = frozenset({429, 503})
+"""Status: too many batches are open (10210), no leader (10008), no room or no store (10023, 10077)."""
 RETRIES = 8
 RETRY_FIRST_S = 0.02
 RETRY_MOST_S = 1.0
@@ -80,7 +81,7 @@ class Commits:
                 if not left:
                     raise
             except ApiError as error:
-                if not left or not (error.code in {ABANDONED, TOO_MANY_OPEN} or error.status == 503):
+                if not left or not (error.code == ABANDONED or error.status in NOT_NOW):
                     raise
             await asyncio.sleep(wait_s)
             wait_s = min(RETRY_MOST_S, wait_s * 2)

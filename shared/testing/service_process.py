@@ -36,6 +36,11 @@ class ServiceProcess:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def ready(self) -> bool:
+        """It runs, and has said that it is ready."""
+        return self.running and self._ready.exists()
+
+    @property
     def log(self) -> str:
         return (self._folder / f"{self._module}.log").read_text(errors="replace")
 

@@ -15,6 +15,7 @@ from services.placer.core.containers import (
     ListFailed,
     ListNode,
     Progress,
+    Read,
     Resize,
     Resized,
     ResizeFailed,
@@ -38,6 +39,7 @@ from services.placer.core.records import nodes_of, replica_of, said
 from services.placer.core.telling import Telling
 from shared.effects import Effect
 from shared.messages import RequestRecord, Reservation, State, container_name
+from shared.subjects import node_key, request_key
 
 MOST_LISTS = 64
 """Asked for at one tick; of more nodes the rest comes at the next."""
@@ -118,17 +120,32 @@ class Carrying:
         del self._to_list[:MOST_LISTS]
 
     def listed(self, event: Listed) -> None:
+        """What the view does not explain is read first: the watch may be behind, and the container newer than it."""
         placer, asked_us = self._placer, self.hands.listed(event.node)
         if asked_us is None or not placer.following.ok or placer.following.ledger_id is None:
             return
-        judge = Judge(
-            placer.ledger,
-            placer.me,
-            placer.following.ledger_id,
-            placer.following.own_ids,
+        if doubtful := self._judge(asked_us).doubtful(event):
+            placer.say([Read((node_key(event.node), *map(request_key, doubtful)), event, asked_us)])
+        else:
+            self.judge(event, asked_us)
+
+    def _judge(self, asked_us: int) -> Judge:
+        following = self._placer.following
+        assert following.ledger_id is not None, "a ledger that is followed has its identity"
+        return Judge(
+            self._placer.ledger,
+            self._placer.me,
+            following.ledger_id,
+            following.own_ids,
             lambda container: self.hands.busy(container, asked_us),
         )
-        judgement = judge.judge(event, asked_us)
+
+    def judge(self, event: Listed, asked_us: int) -> None:
+        """Everything that the list says is known to the view as well as it can be."""
+        placer = self._placer
+        if not placer.following.ok or placer.following.ledger_id is None:
+            return
+        judgement = self._judge(asked_us).judge(event, asked_us)
         for intent in judgement.intents:
             placer.add(intent)
         for alarm in judgement.alarms:

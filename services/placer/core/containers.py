@@ -57,6 +57,9 @@ class Read:
     """Read keys of the ledger from the server, past the watch; ends in ReadDone."""
 
     keys: tuple[str, ...]
+    listed: Listed | None = None
+    """What is judged once they are read, and when that list was asked for."""
+    asked_us: int = 0
 
 
 # --- events ---
@@ -166,6 +169,8 @@ class ListFailed:
 @dataclass(frozen=True, slots=True)
 class ReadDone:
     current: tuple[KeyChanged, ...]
+    listed: Listed | None = None
+    asked_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -318,11 +318,13 @@ class Core:
         self.commits.add(CreateLedger(self._new_ledger_id), first=True)
 
     def _read_done(self, event: ReadDone) -> None:
-        if wrong := self.following.read(event.current):
+        if event.listed is None and (wrong := self.following.read(event.current)):
             self._stop_deciding(wrong)
             return
         for change in event.current:
             self._take_in(change)
+        if event.listed is not None:
+            self.carrying.judge(event.listed, event.asked_us)
 
     def _disconnected(self, _: Disconnected) -> None:
         self.following.lost()

@@ -58,6 +58,15 @@ class Judge:
             result.intents.append(Account(listed.node, tuple(rebuilt)))
         return result
 
+    def doubtful(self, listed: Listed) -> list[str]:
+        """Requests whose containers run under a ledger id of our own and are not explained by the view."""
+        held = {
+            found.labels.reservation.request_id
+            for found in listed.found
+            if found.running and found.labels is not None and self._unexplained(found.labels) not in {None, "foreign"}
+        }
+        return sorted(held)
+
     # --- what is there ---
 
     def _one(self, found: Found, result: Judgement, rebuilt: list[Reservation]) -> None:

@@ -1,0 +1,419 @@
+"""How many requests a second the placer takes over a real server, and how long one waits: ``make bench-place-bus``.
+
+In turn with a responder that does nothing but answer, on the same connection settings. Server, placer, responder and
+client are processes of their own. The bare commit of a batch as large as the placer's are says what the ledger allows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import nats
+from nats.aio.client import Client
+
+from shared.bus import Bus
+from shared.bus.connection import CLIENT_BUFFER_BYTES, MAX_OUTSTANDING_PINGS
+from shared.effects import CommitOutcome, Write
+from shared.settings import ServiceSettings
+from shared.testing.nats_server import NatsServer
+from shared.testing.service_process import ServiceProcess
+
+Json = dict[str, Any]
+
+OUT = Path("build/bench/place-bus.json")
+STORAGES = ("file", "memory")
+ROUNDS = 3
+REQUESTS, IN_FLIGHT = 1_000, 64
+ALONE = 300
+"""Requests of a round with one in flight."""
+NODES, DEVICES = 200, 8
+COMMIT_S = 1.5
+MOST_COMMITS = 2.0
+BUCKET = "bench"
+PLACER = os.environ.get("LAXITY_BENCH_PLACER", "services.placer")
+"""The module that is run as the placer: another one may put a profiler around it."""
+ANSWER = json.dumps(
+    {
+        "outcome": "placed",
+        "request_id": "r" * 16,
+        "generation": 1,
+        "placements": [{"replica": 0, "node": "n" * 12, "devices": ["GPU-" + "0" * 16], "share": 0.25}],
+        "score": {"total": 1.0, "by": {"slack": 1.0}},
+    }
+).encode()
+
+
+def asked(name: str, chance: Random) -> bytes:
+    """Small shares of a few sizes, so that a hundred nodes do not fill up; nothing of it is started for real."""
+    body: Json = {"request_id": name, "command": ["serve"], "cpu_milli": chance.choice([100, 250])}
+    body["gpu"] = {"share": chance.choice([0.05, 0.1, 0.2]), "memory_mib": chance.choice([0, 512])}
+    return json.dumps(body).encode()
+
+
+async def connect(url: str) -> Client:
+    """As services are connected."""
+    settings = ServiceSettings(nats_url=url)
+    return await nats.connect(
+        url,
+        ping_interval=settings.ping_interval_us / 1_000_000,
+        max_outstanding_pings=MAX_OUTSTANDING_PINGS,
+        pending_size=CLIENT_BUFFER_BYTES,
+    )
+
+
+# --- the processes ---
+
+
+async def echo(url: str) -> None:
+    """Answers until it is ended."""
+    client = await connect(url)
+
+    async def answer(message: Any) -> None:
+        await client.publish(message.reply, ANSWER)
+
+    await client.subscribe("bench.echo", queue="echo", cb=answer)
+    await client.flush()
+    print("ready", flush=True)
+    await asyncio.Event().wait()
+
+
+async def ask(url: str, subject: str, name: str, count: int, in_flight: int) -> None:
+    """One client, several questions in flight; prints how long all took, and each."""
+    client = await connect(url)
+    chance, took_us, outcomes = Random(name), list[float](), dict[str, int]()
+    bodies = iter([asked(f"{name}-{number}", chance) for number in range(count)])
+
+    async def one_after_another() -> None:
+        for body in bodies:
+            before = time.perf_counter()
+            answer = json.loads((await client.request(subject, body, timeout=60)).data)
+            took_us.append((time.perf_counter() - before) * 1e6)
+            outcomes[answer["outcome"]] = outcomes.get(answer["outcome"], 0) + 1
+
+    began = time.perf_counter()
+    await asyncio.gather(*(one_after_another() for _ in range(in_flight)))
+    wall_s = time.perf_counter() - began
+    await client.close()
+    print(json.dumps({"wall_s": wall_s, "took_us": took_us, "outcomes": outcomes}))
+
+
+async def commit(url: str, keys: int, size: int) -> None:
+    """The same batch again and again, one at a time, as a placer commits; prints how long each took."""
+    bus = await Bus.connect(ServiceSettings(nats_url=url), "bench")
+    revisions = dict.fromkeys((f"request.{number}" for number in range(keys)), 0)
+    took_us, began = list[float](), time.perf_counter()
+    while time.perf_counter() - began < COMMIT_S:
+        before = time.perf_counter()
+        done = await bus.commit(BUCKET, [Write(key, b"x" * size, seen) for key, seen in revisions.items()])
+        took_us.append((time.perf_counter() - before) * 1e6)
+        if done.outcome != CommitOutcome.WRITTEN:
+            raise RuntimeError(f"not written: {done}")
+        revisions = dict(done.revisions)
+    await bus.close()
+    print(json.dumps({"took_us": took_us[3:]}))
+
+
+async def run(*arguments: object) -> Json:
+    """This file as a process of its own; what it printed."""
+    command = [sys.executable, "-m", "bench.place_bus", *map(str, arguments)]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    printed, _ = await process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"{command} ended with {process.returncode}")
+    found: Json = json.loads(printed)
+    return found
+
+
+@contextlib.contextmanager
+def responder(url: str) -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-m", "bench.place_bus", "echo", url], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# --- one storage ---
+
+
+@dataclass
+class Measured:
+    """Of one storage; rates per second, times in microseconds."""
+
+    echo_per_s: list[float] = field(default_factory=list)
+    place_per_s: list[float] = field(default_factory=list)
+    echo_us: list[float] = field(default_factory=list)
+    place_us: list[float] = field(default_factory=list)
+    echo_alone_us: list[float] = field(default_factory=list)
+    place_alone_us: list[float] = field(default_factory=list)
+    commits_share: list[float] = field(default_factory=list)
+    """Of each round: the time that its commits would take alone, of the time that it took."""
+    commits: list[float] = field(default_factory=list)
+    requests_per_commit: list[float] = field(default_factory=list)
+    keys_per_commit: list[float] = field(default_factory=list)
+    until_started_per_s: list[float] = field(default_factory=list)
+    commit_us: list[float] = field(default_factory=list)
+    commit_alone_us: list[float] = field(default_factory=list)
+
+
+class Bench:
+    """A server with one placer and one responder, and what is asked of them."""
+
+    def __init__(self, url: str, client: Client) -> None:
+        self._url, self._client = url, client
+        self.found = Measured()
+
+    async def prepare(self) -> None:
+        """Facts of nodes, and a second bucket like the ledger for the bare commits."""
+        for number in range(NODES):
+            name = f"node-{number:04d}"
+            await self._client.publish(f"$KV.rt_nodes.node.{name}", json.dumps(facts(name)).encode())
+        info = await self._api("STREAM.INFO.KV_rt_ledger")
+        config = info["config"] | {"name": f"KV_{BUCKET}", "subjects": [f"$KV.{BUCKET}.>"]}
+        await self._api(f"STREAM.CREATE.KV_{BUCKET}", config)
+        await self._ask("rt.place", "warm", 200, IN_FLIGHT)
+        await self._ask("bench.echo", "warm", 200, IN_FLIGHT)
+        await self._quiet()
+
+    async def _api(self, path: str, body: Json | None = None) -> Json:
+        payload = json.dumps(body).encode() if body else b""
+        answer: Json = json.loads((await self._client.request(f"$JS.API.{path}", payload, timeout=10)).data)
+        if "error" in answer:
+            raise RuntimeError(f"{path}: {answer['error']}")
+        return answer
+
+    async def _ask(self, subject: str, name: str, count: int, in_flight: int) -> Json:
+        found = await run("ask", self._url, subject, name, count, in_flight)
+        if set(found["outcomes"]) != {"placed"}:
+            raise RuntimeError(f"not all placed: {found['outcomes']}")
+        return found
+
+    async def _state(self) -> tuple[int, int, int]:
+        """Commits so far, writes so far, and what the placer has in its hands."""
+        message = await self._client.request("$SRV.STATS.placer", b"", timeout=10)
+        data = json.loads(message.data)["data"]
+        info = await self._api("STREAM.INFO.KV_rt_ledger")
+        busy = data["inbox"] + data["outbox"]
+        return data["counters"].get("commits.written", 0), info["state"]["last_seq"], busy
+
+    async def _quiet(self) -> float:
+        """Nothing is written but leases, and nothing is left to do; how long that took, in seconds."""
+        began = time.perf_counter()
+        before = await self._state()
+        while True:
+            since = time.perf_counter()
+            await asyncio.sleep(0.2)
+            now = await self._state()
+            if not (before[2] or now[2]) and now[1] - before[1] <= 2:
+                return since - began
+            before = now
+
+    async def round(self, number: int) -> None:
+        """Echo and placer in turn, many in flight and one."""
+        found = self.found
+        echoed = await self._ask("bench.echo", f"e{number}", REQUESTS, IN_FLIGHT)
+        found.echo_per_s.append(REQUESTS / echoed["wall_s"])
+        found.echo_us += echoed["took_us"]
+        await self._place(number)
+        found.echo_alone_us += (await self._ask("bench.echo", f"ea{number}", ALONE, 1))["took_us"]
+        found.place_alone_us += (await self._ask("rt.place", f"pa{number}", ALONE, 1))["took_us"]
+        await self._quiet()
+        found.commit_alone_us += (await run("commit", self._url, 2, await self._size()))["took_us"]
+
+    async def _place(self, number: int) -> None:
+        found = self.found
+        before = await self._state()
+        placed = await self._ask("rt.place", f"p{number}", REQUESTS, IN_FLIGHT)
+        found.place_per_s.append(REQUESTS / placed["wall_s"])
+        found.place_us += placed["took_us"]
+        rest_s = await self._quiet()
+        found.until_started_per_s.append(REQUESTS / (placed["wall_s"] + rest_s))
+        after = await self._state()
+        commits, writes = after[0] - before[0], after[1] - before[1]
+        keys = max(1, round(writes / commits))
+        bare = (await run("commit", self._url, keys, await self._size()))["took_us"]
+        found.commit_us += bare
+        found.commits.append(commits)
+        found.keys_per_commit.append(keys)
+        found.requests_per_commit.append(REQUESTS / commits)
+        found.commits_share.append(commits * statistics.median(bare) / 1e6 / (placed["wall_s"] + rest_s))
+
+    async def _size(self) -> int:
+        """Of a usual write to the ledger, in bytes."""
+        state = (await self._api("STREAM.INFO.KV_rt_ledger"))["state"]
+        return int(state["bytes"] / state["messages"])
+
+
+def facts(name: str) -> Json:
+    usual = {"model": "fake", "regime": "time_sliced", "slice_us": 2000, "switch_us": 100, "healthy": True}
+    devices = [{"uuid": f"{name}-{index}", "index": index, "memory_mib": 80_000} | usual for index in range(DEVICES)]
+    return {
+        "node": name,
+        "state": "ready",
+        "at_us": 0,
+        "devices": devices,
+        "labels": {},
+        "cpu_milli": 128_000,
+        "memory_mib": 512_000,
+    }
+
+
+async def measure(storage: str) -> Measured:
+    with (
+        tempfile.TemporaryDirectory(prefix="laxity-bench-") as folder,
+        NatsServer(Path(folder) / "nats") as server,
+        placer(Path(folder), server.url, storage),
+        responder(server.url),
+    ):
+        client = await connect(server.url)
+        bench = Bench(server.url, client)
+        await bench.prepare()
+        for number in range(ROUNDS):
+            await bench.round(number)
+        await client.close()
+        return bench.found
+
+
+def placer(folder: Path, url: str, storage: str) -> ServiceProcess:
+    env = {
+        "LAXITY_CHECK": "false",
+        "LAXITY_STORAGE": storage,
+        "LAXITY_LOG_LEVEL": "warning",
+        "LAXITY_PLACER_BACKENDS": '{"*": "fake"}',
+        "LAXITY_PLACER_STATE_ROOT": str(folder / "state"),
+        "LAXITY_PLACER_RING_ROOT": str(folder / "rings"),
+    }
+    return ServiceProcess(PLACER, folder, url, **env)
+
+
+# --- the report ---
+
+
+def report(results: dict[str, Measured]) -> Json:
+    """In the form of all benches."""
+    figures: dict[str, float] = {}
+    ratios: dict[str, float] = {}
+    for storage, found in results.items():
+        figures |= {f"{storage}_{name}": value for name, value in _figures(found).items()}
+        pairs = zip(found.place_per_s, found.echo_per_s, strict=True)
+        ratios[f"{storage}_place_over_echo"] = round(statistics.median(p / e for p, e in pairs), 3)
+        ratios[f"{storage}_commits_of_all_time"] = round(statistics.median(found.commits_share), 3)
+        ratios[f"{storage}_alone_p99_over_commit"] = round(
+            _percentile(found.place_alone_us, 99) / _percentile(found.commit_alone_us, 99), 2
+        )
+        ratios[f"{storage}_alone_p50_over_commit"] = round(
+            _percentile(found.place_alone_us, 50) / _percentile(found.commit_alone_us, 50), 2
+        )
+    return {
+        "name": "place-bus",
+        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()},
+        "commit": _commit(),
+        "figures": figures,
+        "ratios": ratios,
+        "holds": _holds(ratios),
+        "notes": (
+            f"{ROUNDS} rounds in turn of {REQUESTS} requests, {IN_FLIGHT} in flight from one client, and of {ALONE} "
+            f"with one in flight; {NODES} nodes of {DEVICES} devices. Real: nats-server, placer, commits, starts on "
+            "the fake backend. Simulated: the nodes. The echo answers and stores nothing; what is asked of the placer "
+            "is also stored in RT_PLACE, committed, started, told in events. commits_of_all_time: what the same "
+            "number of bare commits of the same size takes, of what the placer took until all were started."
+        ),
+    }
+
+
+def _figures(found: Measured) -> dict[str, float]:
+    rates = {name: round(statistics.median(getattr(found, name)), 1) for name in ("echo_per_s", "place_per_s")}
+    rates["until_started_per_s"] = round(statistics.median(found.until_started_per_s), 1)
+    sizes = {
+        name: round(statistics.median(getattr(found, name)), 1) for name in ("requests_per_commit", "keys_per_commit")
+    }
+    times = ("echo_us", "place_us", "echo_alone_us", "place_alone_us", "commit_us", "commit_alone_us")
+    return (
+        rates
+        | sizes
+        | {
+            f"{name.removesuffix('_us')}_p{p}_us": round(_percentile(getattr(found, name), p))
+            for name in times
+            for p in (50, 99)
+        }
+    )
+
+
+def _holds(ratios: dict[str, float]) -> dict[str, bool]:
+    return {
+        ">= 0.5 of the echo's rate, memory ledger": ratios["memory_place_over_echo"] >= 0.5,
+        "within 2x of its own group-commit limit, file ledger": ratios["file_commits_of_all_time"] >= 0.5,
+        **{
+            f"p99 of one request <= 2 commits, {storage} ledger": ratios[f"{storage}_alone_p99_over_commit"]
+            <= MOST_COMMITS
+            for storage in STORAGES
+        },
+    }
+
+
+def _percentile(values: list[float], percent: int) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def keep(told: Json) -> None:
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    OUT.write_text(json.dumps(told, indent=1))
+    show(told)
+
+
+def show(told: Json) -> None:
+    """The same for people."""
+    names = list(dict.fromkeys(name.split("_", 1)[1] for name in told["figures"]))
+    print(f"\n{'':28}" + "".join(f"{storage:>12}" for storage in STORAGES))
+    for name in names:
+        print(f"  {name:<26}" + "".join(f"{told['figures'][f'{storage}_{name}']:12.1f}" for storage in STORAGES))
+    for name, value in {**told["ratios"], **told["holds"]}.items():
+        print(f"  {name}: {value}")
+    print(f"\n{told['notes']}")
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("role", nargs="*", help="a process of the bench itself: echo, ask or commit, with its words")
+    role, *words = parser.parse_args().role or ["all"]
+    match role:
+        case "echo":
+            await echo(words[0])
+        case "ask":
+            await ask(words[0], words[1], words[2], int(words[3]), int(words[4]))
+        case "commit":
+            await commit(words[0], int(words[1]), int(words[2]))
+        case _:
+            keep(report({storage: await measure(storage) for storage in STORAGES}))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
