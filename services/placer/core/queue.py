@@ -154,14 +154,16 @@ class Queue:
     def _planned(
         self, waiting: list[_Waiting], barred: list[ShadowPlace], now_us: int, wall_us: int
     ) -> tuple[ShadowPlace, ...]:
-        """What is to be kept for the first of these: what is kept now, unless it is of no use or another lacks less."""
+        """What is to be kept for the first of these: what is kept now, unless it is of no use or another place lacks at
+        most half as much; those who are there came later, so for less it is not worth while.
+        """
         each, ask = waiting[0], self._ask(waiting[0].record)
         replicas = [one.replica for one in each.record.replicas if one.state in UNPLACED]
         with self._chooser.cluster.without_shadows([other.record.request_id for other in waiting]):
             best = shadow(ask, replicas, barred)
             now = lacking(ask, each.record.shadow, barred) if each.record.shadow else None
         each.waiter.hopeless = best is None
-        if best is None or (now is not None and now <= best.lacks):
+        if best is None or (now is not None and (now <= best.lacks or now < 2 * best.lacks)):
             best = None if now is None else Shadow(each.record.shadow, now)
         if best is None or not self._comes_nearer(each, best.lacks, now_us, wall_us):
             return ()
