@@ -1,4 +1,4 @@
-"""The queue with requests, releases, leaders and clocks as hypothesis likes: nothing starves, nothing sleeps too long."""
+"""The queue with requests, releases and leaders as hypothesis likes: nothing starves, nothing sleeps too long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from shared.messages import State
 from tests.placer_world import SECOND, World, facts
 
 WAITING = {State.QUEUED, State.WAITING}
-COUNTS = st.sampled_from([1, 1, 1, 2, 4])
 BIG = st.fixed_dictionaries(
     {
         "gpu": st.one_of(
@@ -31,7 +30,7 @@ SMALL = st.fixed_dictionaries(
         "cpu_milli": st.sampled_from([0, 8_000]),
     }
 )
-QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def world_of_two(rules: Rules | None = None) -> World:
@@ -72,7 +71,7 @@ class Load:
         """Of those that have a place; those that wait go on waiting."""
         name = next(name for name in self.running if self.world.record(name).state not in WAITING)
         self.running.remove(name)
-        self.world.release(list(self.world.placers)[0], name)
+        self.world.release(next(iter(self.world.placers)), name)
         self.world.pass_time(0.4)
 
 
@@ -106,7 +105,7 @@ def test_whatever_fits_an_empty_cluster_is_placed_after_a_bounded_number_of_rele
             return
         for name in waits:  # those that have their place leave at once: it is the others that are looked at
             if world.record(name).state not in {*WAITING, State.RELEASED, State.STOPPING}:
-                world.release(list(world.placers)[0], name)
+                world.release(next(iter(world.placers)), name)
                 world.pass_time(0.4)
     raise AssertionError({name: (world.record(name).state, world.record(name).shadow) for name in waits})
 

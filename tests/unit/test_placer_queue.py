@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def test_the_order_is_priority_then_place_by_then_arrival() -> None:
 def test_waiting_adds_to_a_priority_and_doubles_with_each_ten_minutes() -> None:
     assert [0, 0, 1, 3, 7] == [gained(waited, AGE) for waited in (0, AGE - 1, AGE, 2 * AGE, 3 * AGE)]
     gains = [gained(times * AGE, AGE) for times in range(100)]
-    steps = [after - before for before, after in zip(gains, gains[1:], strict=False)]
+    steps = [after - before for before, after in itertools.pairwise(gains)]
 
     assert sorted(steps) == steps
     assert 2_000_000 < steps[22] == steps[-1]
