@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.placer.core.intents import Rules
-from shared.messages import State
+from shared.messages import NodeState, State
 from tests.placer_world import SECOND, World, facts
 
 WAITING = {State.QUEUED, State.WAITING}
@@ -136,7 +136,7 @@ def act(world: World, number: int, what: str, with_it: Any) -> None:
             node, ill, lost = with_it
             found = facts(node, 4)
             devices = tuple(d.model_copy(update={"healthy": d.index >= ill}) for d in found.devices)
-            state = "lost" if lost else "ready"
+            state = NodeState.LOST if lost else NodeState.READY
             world.set_facts(found.model_copy(update={"devices": devices, "state": state}))
         case "time":
             world.pass_time(with_it)
