@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from cli.simulate.trace import Arrival
 from cli.simulate.watch import Watch
 from cli.simulate.world import World
+from services.placer.core.intents import Rules
 from services.placer.core.outcome import Assignment, Decision, Fits, NotNow
 from services.placer.core.records import new_record, order
 from shared.messages import PlaceRequest
@@ -164,6 +165,7 @@ def _name(number: int) -> str:
 
 
 def _order(request: PlaceRequest, at_us: int, number: int) -> _Order:
-    """The ledger's order of waiting requests."""
+    """The ledger's order of waiting requests, but for what waiting adds to a priority, which is not played."""
     named = request.model_copy(update={"request_id": _name(number)})
-    return order(new_record(named, "", at_us).model_copy(update={"arrived_at_us": at_us}))
+    record = new_record(named, "", at_us).model_copy(update={"arrived_at_us": at_us})
+    return order(record, at_us, Rules().age_us)

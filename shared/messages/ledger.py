@@ -91,6 +91,14 @@ class ReplicaRecord(Message):
     """What its owner is giving it; until that is known to be so, the larger of both is reserved."""
 
 
+class ShadowPlace(Message):
+    """A place that is kept for one replica of a request that waits; it holds nothing there yet."""
+
+    replica: int
+    node: Name
+    devices: tuple[str, ...] = ()
+
+
 class RequestRecord(Message):
     """Key ``request.<request id>``."""
 
@@ -123,6 +131,8 @@ class RequestRecord(Message):
     """Stopping: the final state once nothing of it runs; None is released."""
     size: Size | None = None
     """What its next start gets, where that is not what the body says."""
+    shadow: tuple[ShadowPlace, ...] = ()
+    """While it waits: where whoever comes after it in the queue leaves room for it. The leader chooses."""
 
 
 def container_name(ledger_id: str, request_id: str, replica: int, generation: int) -> str:

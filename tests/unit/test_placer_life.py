@@ -220,7 +220,7 @@ def test_P2_a_waiting_request_is_not_tried_again_and_again_without_a_change(worl
     core = world.placers["p1"]
 
     assert [] == core.leader.soon(world.now, WALL + world.now)
-    core.leader.something_changed()
+    core.leader.queue.node_changed("n1")
     assert 1 == len(core.leader.soon(world.now, WALL + world.now))
 
 

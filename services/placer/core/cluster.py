@@ -8,7 +8,7 @@ node, kept in `memo`, holds until then. Devices that are loaded alike have the s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -116,6 +116,9 @@ class Cluster:
         self._substance: dict[str, object] = {}
         self._accounts: dict[str, NodeAccount] = {}
         self._reservations: dict[str, tuple[Reservation, ...]] = {}
+        self._shadows: dict[str, Mapping[str, tuple[Reservation, ...]]] = {}
+        self._shade: dict[str, tuple[Reservation, ...]] = {}
+        """By node: what is kept there, counted as if it were reserved."""
         self._undo: dict[str, tuple[Reservation, ...]] | None = None
         self._order: tuple[Ints, Ints] | None = None
 
@@ -151,8 +154,44 @@ class Cluster:
         else:
             self._reservations.pop(node, None)
         if node in self._facts:
-            self._recount(node, before, reservations)
+            shade = self._shade.get(node, ())
+            self._recount(node, (*before, *shade), (*reservations, *shade))
             self._touch(self._slots[node])
+
+    def set_shadow(self, request_id: str, kept: Mapping[str, tuple[Reservation, ...]]) -> None:
+        """By node, all that is kept for a request that waits: not free for others, though nobody holds it."""
+        before = self._shadows.get(request_id, {})
+        if before == kept:
+            return
+        self._shadows.pop(request_id, None)
+        if kept:
+            self._shadows[request_id] = kept
+        for node in {**before, **kept}:
+            was = self._shade.pop(node, ())
+            now = tuple(each for shadow in self._shadows.values() for each in shadow.get(node, ()))
+            if now:
+                self._shade[node] = now
+            if node in self._facts:
+                held = self.reservations(node)
+                self._recount(node, (*held, *was), (*held, *now))
+                self._touch(self._slots[node])
+
+    @property
+    def shadows(self) -> frozenset[str]:
+        """The requests that something is kept for."""
+        return frozenset(self._shadows)
+
+    @contextmanager
+    def without_shadows(self, request_ids: Collection[str]) -> Iterator[None]:
+        """As if nothing were kept for these."""
+        taken = {request_id: self._shadows[request_id] for request_id in request_ids if request_id in self._shadows}
+        for request_id in taken:
+            self.set_shadow(request_id, {})
+        try:
+            yield
+        finally:
+            for request_id, kept in taken.items():
+                self.set_shadow(request_id, kept)
 
     @contextmanager
     def trial(self) -> Iterator[None]:
@@ -309,7 +348,9 @@ class Cluster:
 
     def _count(self, node: str) -> None:
         """Writes what is left of a node and its devices, counted from its facts and its reservations."""
-        account = self._accounts[node] = NodeAccount(self._facts[node], self.reservations(node))
+        account = self._accounts[node] = NodeAccount(
+            self._facts[node], (*self.reservations(node), *self._shade.get(node, ()))
+        )
         self._write(node, account, range(len(account.devices)))
 
     def _recount(self, node: str, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> None:

@@ -44,6 +44,8 @@ from services.placer.core.leader import Leader
 from services.placer.core.leases import Leases
 from services.placer.core.ledger import IDENTITY_KEY, Draft, Ledger
 from services.placer.core.outlooks import Learned
+from services.placer.core.queue import Queue
+from services.placer.core.records import shadow_of
 from services.placer.core.recovery import Recovery
 from services.placer.core.telling import Telling
 from shared.effects import (
@@ -94,12 +96,12 @@ class Core:
         self.ledger = Ledger()
         self.cluster = Cluster()
         self.leases = Leases(self.ledger, self.rules.lease_ttl_us)
-        self.leader = Leader(me, self.ledger, self.leases, self.rules)
         self.commits = GroupCommit(self.rules.batch)
         self.following = Following()
         self.recovery = Recovery(self.rules.grace_us)
         self.telling = Telling(subjects, me)
         self.chooser = Chooser(self.cluster, capabilities, tie=me, learned=Learned(self.rules.strategies))
+        self.leader = Leader(me, self.ledger, self.leases, Queue(self.ledger, self.chooser, self.rules, self.counters))
         self.carrying = Carrying(self)
         self._new_ledger_id = new_ledger_id
         self.now_us = 0
@@ -256,6 +258,7 @@ class Core:
             self.cluster.set_facts(node, None, self.now_us)
         elif node in self._facts and self.cluster.facts(node) is None:
             self.cluster.set_facts(node, self._facts[node], self.now_us)
+            self.leader.queue.node_changed(node)
 
     def _unreadable(self, node: str) -> bool:
         stored = self.ledger.nodes.get(node)
@@ -268,6 +271,7 @@ class Core:
             return
         self._effects += self.recovery.known(request_id)
         record = stored.value
+        self.cluster.set_shadow(request_id, shadow_of(record) if record else {})
         if record is not None and record.owner == self.me and self.following.ledger_id is not None:
             self._effects += self.telling.steps(record, self.following.ledger_id)
             self.carrying.pursue(record)
@@ -287,7 +291,7 @@ class Core:
             self._facts[node] = facts
         self.cluster.set_facts(node, None if self._unreadable(node) else facts, self.now_us)
         if known is None or facts is None or _timeless(known) != _timeless(facts):
-            self.leader.something_changed()
+            self.leader.queue.node_changed(node)
 
     def _identity_changed(self) -> None:
         before, alarmed = self.following.ledger_id, self.following.alarm
@@ -334,11 +338,15 @@ class Core:
         if self.following.alarm is None:
             self.counters["ledger_foreign"] += 1
             self._effects.append(self.telling.ledger("ledger_foreign", wrong, self.wall_us))
+        self.leader.queue.forget()
         nodes = list(self.ledger.nodes)
         for change in self.following.stop(wrong, self.ledger):
             self.ledger.observe(change, self.now_us)
         for node in {*nodes, *self.ledger.nodes}:
             self.cluster.set_reservations(node, self.ledger.reservations(node))
+        for request_id in self.cluster.shadows | self.ledger.live:
+            record = self.ledger.records[request_id].value if request_id in self.ledger.live else None
+            self.cluster.set_shadow(request_id, shadow_of(record) if record else {})
         for intent in self.commits.drop():
             self.carrying.carry(intent.refused(*LEDGER_CHANGED))
 
@@ -408,8 +416,7 @@ class Core:
             self._beat()
         elif tick.name == SOON:
             self._decide_copies()
-            if self.leader.leads:
-                self._add(self.leader.soon(self.now_us, self.wall_us))
+            self._add(self.leader.soon(self.now_us, self.wall_us))
         elif tick.name == LIST and not self._draining:
             self.carrying.ask_lists([*self._facts])
 

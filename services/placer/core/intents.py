@@ -8,21 +8,22 @@ the same transition do it once.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from services.placer.core.capabilities import OTHERS, Capabilities
 from services.placer.core.cluster import Cluster
 from services.placer.core.containers import Start
 from services.placer.core.leases import Leases
 from services.placer.core.ledger import LEADER, Draft
-from services.placer.core.outcome import Assignment, Decision
+from services.placer.core.outcome import Assignment, Decision, Fits, NotNow
 from services.placer.core.outlooks import Learned
 from services.placer.core.pipeline import decide, fits_more
-from services.placer.core.records import labels_of
+from services.placer.core.records import Order, labels_of, order
 from services.placer.core.strategies import STRATEGIES, Strategy
 from shared.effects import Effect
-from shared.messages import Lease, PlaceRequest, RequestRecord, State
+from shared.messages import Lease, PlaceRequest, Reason, RequestRecord, State
 
 SECOND_US = 1_000_000
 
@@ -38,6 +39,12 @@ class Rules:
     backoff_most_us: int = 60 * SECOND_US
     final_ttl_s: int = 86_400
     batch: int = 64
+    age_us: int = 600 * SECOND_US
+    """Waiting so long adds 1 to a priority; twice as long 3, three times 7, and so on."""
+    heads: int = 4
+    """Waiting requests that room is kept for, at most."""
+    patience_us: int = 600 * SECOND_US
+    """Room is kept at least so long without coming nearer to being enough."""
     strategies: Mapping[str, Strategy] = field(default_factory=lambda: STRATEGIES)
     """By the names that requests say."""
 
@@ -68,29 +75,58 @@ class Chooser:
         only: tuple[int, ...] | None = None,
         others: tuple[Assignment, ...] = (),
         advise: bool = True,
+        ahead_of: frozenset[str] = frozenset(),
     ) -> Decision:
-        """Raises FieldError for a strategy that does not exist."""
-        return decide(
-            self.cluster,
-            request,
-            now_us,
-            capabilities=self.capabilities,
-            strategies=self.learned.strategies,
-            set_aside=set_aside,
-            only_replicas=only,
-            tie=self.tie,
-            others_of_request=others,
-            advise=advise,
-        )
+        """`ahead_of`: waiting requests that come after this one, so that what is kept for them is free.
+
+        Raises FieldError for a strategy that does not exist.
+        """
+        asked: dict[str, Any] = {"set_aside": set_aside, "only_replicas": only, "others_of_request": others}
+        decision = self._decide(request, now_us, ahead_of, advise=advise, **asked)
+        if advise and isinstance(decision, NotNow):
+            return self._kept(decision, request, now_us, ahead_of, **asked)
+        return decision
+
+    def _decide(self, request: PlaceRequest, now_us: int, unkept: Collection[str], **asked: Any) -> Decision:
+        with self.cluster.without_shadows(unkept):
+            return decide(
+                self.cluster,
+                request,
+                now_us,
+                capabilities=self.capabilities,
+                strategies=self.learned.strategies,
+                tie=self.tie,
+                **asked,
+            )
+
+    def _kept(
+        self, refused: NotNow, request: PlaceRequest, now_us: int, ahead_of: frozenset[str], **asked: Any
+    ) -> NotNow:
+        """The same with one more reason where it would fit, were nothing kept for others."""
+        kept_for = sorted(self.cluster.shadows - ahead_of)
+        for waiting in ([each] for each in kept_for) if len(kept_for) > 1 else ():
+            would_be = self._decide(request, now_us, {*ahead_of, *waiting}, advise=False, **asked)
+            if isinstance(would_be, Fits):
+                return _kept_reason(refused, would_be, waiting)
+        would_be = self._decide(request, now_us, {*ahead_of, *kept_for}, advise=False, **asked) if kept_for else refused
+        return _kept_reason(refused, would_be, kept_for) if isinstance(would_be, Fits) else refused
 
     def note(self, request: PlaceRequest) -> None:
         """A new request: strategies that look ahead learn from it. One that is planned again is counted again."""
         self.learned.note(self.cluster, request)
 
-    def fits_more(self, request: PlaceRequest, now_us: int) -> int:
-        return fits_more(
-            self.cluster, request, now_us, capabilities=self.capabilities, strategies=self.learned.strategies
-        )
+    def fits_more(self, request: PlaceRequest, now_us: int, *, ahead_of: frozenset[str] = frozenset()) -> int:
+        with self.cluster.without_shadows(ahead_of):
+            return fits_more(
+                self.cluster, request, now_us, capabilities=self.capabilities, strategies=self.learned.strategies
+            )
+
+
+def _kept_reason(refused: NotNow, would_be: Fits, kept_for: Collection[str]) -> NotNow:
+    nodes = list(dict.fromkeys(each.node for each in would_be.assignments))
+    text = f"{nodes[0]} has room that is kept for {', '.join(kept_for)}, which waits and comes first"
+    reason = Reason(code="not_now.kept", count=len(nodes), message=text)
+    return replace(refused, reasons=(reason, *refused.reasons))
 
 
 @dataclass(frozen=True)
@@ -108,6 +144,19 @@ class Scope:
     def leads(self) -> bool:
         lease = self.draft.lease(LEADER)
         return lease is not None and lease.holder == self.me
+
+    def order(self, record: RequestRecord) -> Order:
+        """Its place among those that wait."""
+        return order(record, self.wall_us, self.rules.age_us)
+
+    def ahead_of(self, record: RequestRecord) -> frozenset[str]:
+        """Requests that room is kept for and that come after this one; itself among them."""
+        mine = self.order(record)
+        return frozenset(
+            request_id
+            for request_id in self.chooser.cluster.shadows
+            if (other := self.draft.record(request_id)) is None or self.order(other) >= mine
+        )
 
     def as_leader(self) -> None:
         """The batch carries the leader's key from now on: it fails for a placer that was deposed, and renews."""

@@ -63,7 +63,8 @@ class Decide(Intent):
             return self._settle_without(scope, State.EXPIRED, detail="place_by_us has passed")
         if not self.request.dry_run:
             scope.chooser.note(self.request)
-        decision = scope.chooser.decide(self.request, scope.now_us)
+        ahead_of = scope.ahead_of(new_record(self.request, scope.me, scope.wall_us))
+        decision = scope.chooser.decide(self.request, scope.now_us, ahead_of=ahead_of)
         match decision:
             case Fits():
                 return self._placed(scope, decision)
@@ -93,7 +94,7 @@ class Decide(Intent):
         return self._answer(self._says(scope, record, would_fit_if=would_fit_if))
 
     def _would_be(self, scope: Scope, record: RequestRecord, **more: Any) -> tuple[Effect, ...]:
-        more["fits_more"] = scope.chooser.fits_more(self.request, scope.now_us)
+        more["fits_more"] = scope.chooser.fits_more(self.request, scope.now_us, ahead_of=scope.ahead_of(record))
         return self._answer(self._says(scope, record, dry_run=True, **more))
 
     # --- a hold once more ---
@@ -101,7 +102,7 @@ class Decide(Intent):
     def _hold_again(self, scope: Scope, record: RequestRecord) -> tuple[Effect, ...]:
         """A new hold, judged as if the old one had left. Refused, it changes nothing: the old one runs out."""
         scope.draft.free(record)
-        fits = scope.chooser.decide(sized(record, self.request), scope.now_us)
+        fits = scope.chooser.decide(sized(record, self.request), scope.now_us, ahead_of=scope.ahead_of(record))
         if not isinstance(fits, Fits):
             scope.draft.reserve(record, (each.replica for each in holders(record)))
             said = PlaceReply(
@@ -120,7 +121,7 @@ class Decide(Intent):
 
     def _says(self, scope: Scope, record: RequestRecord, **more: Any) -> PlaceReply:
         if record.state in UNPLACED:
-            more["position"] = scope.draft.waiting_before(record) + 1
+            more["position"] = scope.draft.waiting_before(record, scope.order) + 1
         return reply_of(record, scope.draft.ledger_id, warnings=self.warnings, **more)
 
     def _answer(self, said: PlaceReply) -> tuple[Effect, ...]:
@@ -164,9 +165,10 @@ class TryWaiting(Intent):
         """Where it goes now; a node where its start failed is taken only where no other will do."""
         only = tuple(each.replica for each in record.replicas if each.state in UNPLACED)
         others = tuple(Assignment(r.replica, r.node, r.devices) for r in holders(record) if r.node is not None)
+        asked: dict[str, Any] = {"only": only, "others": others, "ahead_of": scope.ahead_of(record)}
         for set_aside in dict.fromkeys((frozenset(record.set_aside), frozenset[str]())):
             decision = scope.chooser.decide(
-                sized(record, body), scope.now_us, set_aside=set_aside, only=only, others=others, advise=False
+                sized(record, body), scope.now_us, set_aside=set_aside, advise=False, **asked
             )
             if isinstance(decision, Fits):
                 return decision
@@ -192,7 +194,9 @@ def _placed(scope: Scope, record: RequestRecord, fits: Fits) -> RequestRecord:
         for each in record.replicas
     ]
     record = record.model_copy(update={"state": State.QUEUED} if record.state == State.EXPIRED else {})
-    return settled(record, replicas, scope.wall_us, final=False, reasons=(), unproven=fits.unproven, backoff_us=0)
+    return settled(
+        record, replicas, scope.wall_us, final=False, reasons=(), shadow=(), unproven=fits.unproven, backoff_us=0
+    )
 
 
 def _hold_is_over(record: RequestRecord) -> bool:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from services.placer.core.containers import ListNode
 from services.placer.core.intents import Intent, Scope
 from services.placer.core.ledger import LEADER
-from services.placer.core.records import freed, generation, nodes_of, stepped
+from services.placer.core.records import UNPLACED, freed, generation, nodes_of, stepped
 from shared.effects import Effect
-from shared.messages import Lease, LedgerIdentity, Reservation, State
+from shared.messages import Lease, LedgerIdentity, Reservation, ShadowPlace, State
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,26 @@ class ExpireHold(Intent):
         replicas = tuple(freed(each, State.EXPIRED) for each in record.replicas)
         detail = "the hold was not confirmed in time"
         scope.draft.put(stepped(record, State.EXPIRED, scope.wall_us, detail=detail, final=False, replicas=replicas))
+        return ()
+
+
+@dataclass(frozen=True)
+class SetShadow(Intent):
+    """What is kept for a request that waits; nothing any more where empty. No step: it is where it was."""
+
+    request_id: str
+    places: tuple[ShadowPlace, ...]
+
+    @property
+    def key(self) -> Hashable:
+        return ("shadow", self.request_id)
+
+    def plan(self, scope: Scope) -> tuple[Effect, ...]:
+        record = scope.draft.record(self.request_id)
+        if record is None or record.state not in UNPLACED or record.shadow == self.places or not scope.leads():
+            return ()
+        scope.as_leader()
+        scope.draft.put(record.model_copy(update={"shadow": self.places}))
         return ()
 
 

@@ -7,13 +7,13 @@ something else was planned in the same batch sees it, and nothing of it remains 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from services.placer.core.cluster import Cluster
 from services.placer.core.invariants import node_faults, record_faults
-from services.placer.core.records import UNPLACED, holders, order, reservation_of
+from services.placer.core.records import UNPLACED, Order, holders, reservation_of, shadow_of
 from shared.effects import KeyChanged, Write
 from shared.errors import FieldError
 from shared.messages import Lease, LedgerIdentity, Message, NodeReservations, RequestRecord, Reservation
@@ -66,8 +66,9 @@ class Ledger:
         self.leases: dict[str, Stored[Lease]] = {}
         self.live: set[str] = set()
         """Requests that are not final."""
-        self.freed = 0
-        """How often a reservation was seen to go: who waits may fit then."""
+        self.freed: set[str] = set()
+        """Nodes where something was seen to go or to shrink, reserved or kept: who waits may fit there. Whoever looks
+        after those clears it."""
         self.rebuilt: set[str] = set()
         """Nodes with reservations rebuilt from containers that no key explains."""
 
@@ -161,11 +162,14 @@ class Ledger:
             stored = self.records.get(key.name)
             live = stored is not None and stored.value is not None and not stored.value.final
             (self.live.add if live else self.live.discard)(key.name)
+            now = stored.value.shadow if live and stored and stored.value else ()
+            if before.value is not None and before.value.shadow != now:
+                self.freed |= {place.node for place in before.value.shadow if place not in now}
         elif key.kind == "node":
             rebuilt = any(each.container for each in self.reservations(key.name))
             (self.rebuilt.add if rebuilt else self.rebuilt.discard)(key.name)
-            held = before.value.reservations if before.value else ()
-            self.freed += not {_held(each) for each in held} <= {_held(r) for r in self.reservations(key.name)}
+            if before.value and _gave_up(before.value.reservations, self.reservations(key.name)):
+                self.freed.add(key.name)
 
 
 _MODELS: dict[str, type[Message]] = {
@@ -236,10 +240,10 @@ class Draft:
     def lease(self, holder: str) -> Lease | None:
         return self._leases[holder] if holder in self._leases else self._ledger.lease(holder)
 
-    def waiting_before(self, record: RequestRecord) -> int:
-        """How many waiting requests come before this one."""
-        mine = order(record)
-        return sum(order(each) < mine for each in self._all_live() if each.state in UNPLACED)
+    def waiting_before(self, record: RequestRecord, key: Callable[[RequestRecord], Order]) -> int:
+        """How many waiting requests come before this one in the order of the key."""
+        mine = key(record)
+        return sum(key(each) < mine for each in self._all_live() if each.state in UNPLACED)
 
     def _all_live(self) -> Iterator[RequestRecord]:
         yield from self._records.values()
@@ -265,6 +269,7 @@ class Draft:
             known = self._ledger.record(record.request_id)
             self._steps_before[record.request_id] = known.steps[-1].number if known else 0
         self._records[record.request_id] = record
+        self._cluster.set_shadow(record.request_id, shadow_of(record))
 
     def put_lease(self, name: str, lease: Lease | None) -> None:
         """`name` is a placer or LEADER; None gives it up."""
@@ -318,6 +323,19 @@ class Draft:
         """Put the cluster back to what the view says, whether the batch failed or is in the view by now."""
         for node in self._nodes:
             self._cluster.set_reservations(node, self._ledger.reservations(node))
+        for request_id in self._records:
+            stored = self._ledger.records.get(request_id)
+            self._cluster.set_shadow(request_id, shadow_of(stored.value) if stored and stored.value else {})
+
+
+def _gave_up(before: Iterable[Reservation], after: Iterable[Reservation]) -> bool:
+    """Whether somebody left, or has less of the node's CPU or memory: all that can change of a reservation."""
+    sizes = {_held(each): (each.cpu_milli, each.memory_mib) for each in after}
+    for each in before:
+        cpu, memory = sizes.get(_held(each), (-1, -1))
+        if cpu < each.cpu_milli or memory < each.memory_mib:
+            return True
+    return False
 
 
 def _held(reservation: Reservation) -> tuple[str, int, int]:

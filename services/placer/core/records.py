@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -271,8 +272,44 @@ def event_id(record: RequestRecord, step: Step, ledger_id: str) -> str:
     return f"{ledger_id}/{record.request_id}/{step.number}"
 
 
-def order(record: RequestRecord) -> tuple[int, int, int, str]:
-    """Waiting requests: by priority, then by how soon they must be placed, then as they came."""
+def shadow_of(record: RequestRecord) -> dict[str, tuple[Reservation, ...]]:
+    """By node, what is kept for it: what it would hold there. Nothing for one that does not wait (any more)."""
+    if not record.shadow or record.state not in UNPLACED or record.body is None:
+        return {}
+    demand = Demand.of(sized(record, record.body))
+    kept: defaultdict[str, tuple[Reservation, ...]] = defaultdict(tuple)
+    for place in record.shadow:
+        kept[place.node] += (demand.reservation(record.request_id, place.replica, 0, place.devices),)
+    return dict(kept)
+
+
+Order = tuple[int, int, int, str]
+
+
+def order(record: RequestRecord, wall_us: int, age_us: int) -> Order:
+    """Smallest first: by priority and what waiting adds to it, by how soon they must be placed, then as they came."""
     body = record.body
     place_by_us = body.place_by_us if body and body.place_by_us is not None else 1 << 62
-    return (-(body.priority if body else 0), place_by_us, record.arrived_at_us, record.request_id)
+    priority = (body.priority if body else 0) + gained(waited_us(record, wall_us), age_us)
+    return (-priority, place_by_us, record.arrived_at_us, record.request_id)
+
+
+def waited_us(record: RequestRecord, wall_us: int) -> int:
+    """Since it came or, where it had a place in between, since it lost that. By the clock of the placer that wrote it
+    down; less than no time counts as none.
+    """
+    lost = (step.at_us for step in reversed(record.steps) if step.state == State.WAITING)
+    since_us = next(lost, record.arrived_at_us) if record.state == State.WAITING else record.arrived_at_us
+    return max(0, wall_us - since_us)
+
+
+_DOUBLINGS = 22
+"""After so many the gain is more than any two priorities are apart."""
+
+
+def gained(waited_us: int, age_us: int) -> int:
+    """The priority that waiting adds: 1, 3, 7, 15 … after 1, 2, 3, 4 … times `age_us`; from the 22nd on the steps stay
+    as large, larger than any difference of priorities.
+    """
+    times = waited_us // age_us
+    return (max(1, times - _DOUBLINGS + 1) << min(times, _DOUBLINGS)) - 1
