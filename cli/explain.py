@@ -12,8 +12,10 @@ from cli import client as clients
 from cli import events
 from cli.client import Client
 from cli.output import CommandError, Exit, Output, clock_time
+from services.placer.core.records import said
 from shared.bus import StoredMsg
 from shared.messages import (
+    PULLING,
     SHARE_WHOLE_MICRO,
     ContainerRecord,
     DeviceFacts,
@@ -73,16 +75,21 @@ async def _request(
     yield _head(request_id, record)
     for line in _wanted(record):
         yield line
-    seen: set[str] = set()
-    for message in told:
-        if message.headers.get("ce-id", "") not in seen:
-            seen.add(message.headers.get("ce-id", ""))
-            for line in _step(PlaceEvent.trusted(message.body)):
-                yield line
+    for event in once_each(told):
+        for line in _step(event):
+            yield line
     for found in await _containers(client, request_id):
         yield _kept(found)
     for line in await _misses(client, request_id):
         yield line
+
+
+def once_each(told: list[StoredMsg]) -> Iterator[PlaceEvent]:
+    """Each event once, and of a pull the last one: how far it came."""
+    events = list({message.headers.get("ce-id", ""): PlaceEvent.trusted(message.body) for message in told}.values())
+    for event, after in zip(events, [*events[1:], None], strict=True):
+        if after is None or (event.state, after.state) != (PULLING, PULLING):
+            yield event
 
 
 def _head(request_id: str, record: RequestRecord | None) -> str:
@@ -103,6 +110,8 @@ def _wanted(record: RequestRecord | None) -> Iterator[str]:
         else "no device"
     )
     yield f"  wants {body.replicas} x ({gpu}, {body.cpu_milli} milli CPU, {format_mib(body.memory_mib)})"
+    if record.size is not None:
+        yield f"  resized since: {said(record.size)}"
     if (timing := body.realtime) is not None:
         period = format_us(timing.period_us or timing.deadline_us)
         yield (

@@ -32,6 +32,7 @@ CONTRACT = (
     messages.PlaceRequest,
     messages.PlaceReply,
     messages.ConfirmRequest,
+    messages.ResizeRequest,
     messages.ReleaseRequest,
     messages.PlaceEvent,
     messages.TaskBatch,

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import NoReturn
 
-from cli import events, explain, keys, ledger, nodes, place, release, status, up
+from cli import events, explain, keys, ledger, nodes, place, release, resize, status, up
 from cli.demo import command as demo
 from cli.output import CommandError, Exit, Output
 from shared.errors import BusError, FieldError
@@ -14,6 +14,7 @@ from shared.log import configure
 
 COMMANDS = {
     "place": place,
+    "resize": resize,
     "release": release,
     "nodes": nodes,
     "events": events,

@@ -72,7 +72,7 @@ class Rules:
     def placer(self) -> User:
         says = (f"{self.prefix}.events.place.>", self._key(LEDGER), *self._reads(LEDGER, NODES))
         says = (*says, *self._works(PLACE_STREAM, "placer"), *self._makes_streams())
-        hears = tuple(f"{self.prefix}.{word}" for word in ("place", "confirm", "release"))
+        hears = tuple(f"{self.prefix}.{word}" for word in ("place", "confirm", "resize", "release"))
         return self._service("placer", "decides; keeps the ledger; makes and mends the streams", says, hears)
 
     def kube_bridge(self) -> User:
@@ -124,7 +124,7 @@ class Rules:
     # --- lists ---
 
     def _asks(self) -> tuple[str, ...]:
-        return tuple(f"{self.prefix}.{word}" for word in ("place", "confirm", "release", "nodes"))
+        return tuple(f"{self.prefix}.{word}" for word in ("place", "confirm", "resize", "release", "nodes"))
 
     def _streams(self) -> tuple[str, ...]:
         return tuple(spec.name for spec in wanted(ServiceSettings().model_copy(update={"prefix": self.prefix})))

@@ -14,10 +14,11 @@ from cli import client as clients
 from cli import request_file
 from cli.client import Client
 from cli.output import Exit, Output, table
+from services.placer.core.records import said
 from shared.bus import Msg, NoResponders
 from shared.clock import SystemClock
 from shared.errors import FieldError, OutcomeUnknownError, RefusedError
-from shared.messages import FieldFault, PlaceEvent, PlaceReply, PlaceRequest
+from shared.messages import PULLING, FieldFault, PlaceEvent, PlaceReply, PlaceRequest, Size
 from shared.subjects import PLACE_STREAM
 from shared.units import UnitError, duration_us
 
@@ -27,7 +28,7 @@ REPEAT_US = 2_000_000
 """How long one try waits for its answer: a repeat with the same id is always safe."""
 LOOK_AGAIN_US = 5_000_000
 """How often a waiting request is asked after although no event said that it moved."""
-_WAITING = frozenset({"accepted", "queued"})
+_WAITING = frozenset({"accepted", "queued", PULLING})
 _REFUSED = frozenset({"rejected", "failed", "expired"})
 
 
@@ -74,7 +75,10 @@ async def decide(client: Client, request: PlaceRequest, wait_us: int, note: Call
     moved = asyncio.Event()
 
     async def hear(msg: Msg) -> None:
-        if PlaceEvent.trusted(msg.body).state not in _WAITING:
+        event = PlaceEvent.trusted(msg.body)
+        if event.state == PULLING:
+            note(f"{event.state}: {event.detail}")
+        if event.state not in _WAITING:
             moved.set()
 
     listening = await client.bus.subscribe(client.subjects.place_event(request.request_id), hear)
@@ -149,7 +153,15 @@ async def _within(wait_us: int, event: asyncio.Event) -> None:
 
 # --- for people ---
 
-_STYLES = {"placed": "green", "started": "green", "held": "green", "queued": "yellow", "undecided": "yellow"}
+_STYLES = {
+    "resized": "green",
+    "resizing": "yellow",
+    "placed": "green",
+    "started": "green",
+    "held": "green",
+    "queued": "yellow",
+    "undecided": "yellow",
+}
 
 
 def show(console: Console, reply: PlaceReply) -> None:
@@ -184,6 +196,8 @@ def why(reply: PlaceReply) -> list[str]:
         lines.append(f"score {reply.score.total:.2f}" + (f" ({parts})" if parts else ""))
     if reply.runner_up:
         lines.append(f"next best was {reply.runner_up.node} with {reply.runner_up.total:.2f}")
+    if reply.cpu_milli is not None and reply.memory_mib is not None:
+        lines.append(f"each replica: {said(Size(cpu_milli=reply.cpu_milli, memory_mib=reply.memory_mib))}")
     lines += [f"{reason.count} x {reason.code}: {reason.message}" for reason in reply.reasons]
     lines += [f"would fit if {change}" for change in reply.would_fit_if]
     if reply.fits_more is not None:

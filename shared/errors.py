@@ -7,7 +7,8 @@ LaxityError
 │   ├── OutcomeUnknownError  a write timed out: it may or may not have happened; read to learn
 │   ├── TooLargeError        a body is over a limit
 │   └── RefusedError         our user may not say this
-└── BackendError        a backend could not start, stop or list containers
+└── BackendError        a backend could not start, stop, resize or list containers
+    └── BackendSilentError   it did not answer: what it was asked may still happen
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ class RefusedError(BusError):
 
 
 class BackendError(LaxityError):
-    """A backend could not start, stop or list containers; the text is shown to the requester as the reason."""
+    """A backend could not start, stop, resize or list containers; the text is shown to the requester as the reason."""
+
+
+class BackendSilentError(BackendError):
+    """It did not answer: what it was asked may have happened, or happen yet."""
 
 
 def clip(found: object, limit: int = 200) -> str:

@@ -74,6 +74,10 @@ class Subjects:
         return f"{self.prefix}.release"
 
     @property
+    def resize(self) -> str:
+        return f"{self.prefix}.resize"
+
+    @property
     def nodes(self) -> str:
         return f"{self.prefix}.nodes"
 

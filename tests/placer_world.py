@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,10 @@ from services.placer.core.containers import (
     Read,
     ReadDone,
     Remove,
+    Resize,
+    Resized,
+    ResizeFailed,
+    ResizeUnknown,
     Start,
     Started,
     StartFailed,
@@ -47,7 +52,10 @@ from shared.messages import (
     ReleaseRequest,
     RequestRecord,
     Reservation,
+    ResizeRequest,
+    Size,
     State,
+    container_name,
 )
 from shared.subjects import LEDGER, NODES, Subjects, node_key, request_key
 from shared.testing.ledger import MemoryLedger
@@ -65,6 +73,8 @@ class Box:
     labels: ContainerLabels
     running: bool = True
     exit_code: int | None = None
+    limits: Size | None = None
+    """Since it was resized; those of its labels where None."""
 
     def found(self) -> Found:
         return Found(self.labels.node, self.labels.container, self.labels, self.running, self.exit_code)
@@ -96,6 +106,9 @@ class World:
     generations_fail: dict[str, int] = field(default_factory=dict)
     """Per request: starts of its first so many generations fail."""
     silent_nodes: set[str] = field(default_factory=set)
+    most_memory_mib: int | None = None
+    """Engines refuse to give a container more."""
+    resizes: int = 0
     started_placers: int = 0
     asked: int = 0
     checking: bool = True
@@ -206,11 +219,10 @@ class World:
                 return self.ledger.commit(effect)
             case Start():
                 return self._start(effect)
-            case Stop(node, container):
-                if node in self.silent_nodes:
-                    return StopFailed(node, container, "no answer")
-                self.boxes.pop(container, None)
-                return Stopped(node, container)
+            case Stop():
+                return self._stop(effect)
+            case Resize():
+                return self._resize(effect)
             case Remove(_, container):
                 if container in self.boxes and not self.boxes[container].running:
                     del self.boxes[container]
@@ -233,6 +245,24 @@ class World:
             self.executed[name] += 1
             self.boxes[name] = Box(effect.labels)
         return Started(self.boxes[name].found())
+
+    def _stop(self, effect: Stop) -> object:
+        if effect.node in self.silent_nodes:
+            return StopFailed(effect.node, effect.container, "no answer")
+        self.boxes.pop(effect.container, None)
+        return Stopped(effect.node, effect.container)
+
+    def _resize(self, effect: Resize) -> object:
+        self.resizes += 1
+        node, container, size = effect.node, effect.container, effect.size
+        if node in self.silent_nodes:
+            return ResizeUnknown(node, container, "no answer")
+        if container not in self.boxes:
+            return ResizeFailed(node, container, size, "no such container")
+        if self.most_memory_mib is not None and size.memory_mib > self.most_memory_mib:
+            return ResizeFailed(node, container, size, "too much")
+        self.boxes[container].limits = size
+        return Resized(node, container, size)
 
     def end(self, container: str, exit_code: int, *, told: bool = True) -> None:
         """A container ends by itself; backends' watches say so to everyone where `told`."""
@@ -262,6 +292,9 @@ class World:
 
     def release(self, placer: str, request_id: str) -> PlaceReply:
         return self.answer(self.ask(placer, ReleaseRequest(request_id=request_id)))
+
+    def resize(self, placer: str, request_id: str, **size: int) -> PlaceReply:
+        return self.answer(self.ask(placer, ResizeRequest(request_id=request_id, **size)))
 
     def confirm(self, placer: str, request_id: str, generation: int) -> PlaceReply:
         return self.answer(self.ask(placer, ConfirmRequest(request_id=request_id, generation=generation)))
@@ -344,7 +377,7 @@ class World:
             return
         self.checked_seq = self.ledger.seq
         records = self.records()
-        faults = list(ledger_faults(records, self.reservations()))
+        faults = [*ledger_faults(records, self.reservations()), *self._over_promised()]
         assert not faults, faults
         for request_id, record in records.items():
             if record.final:
@@ -352,6 +385,20 @@ class World:
                 assert known == record.to_json(), f"{request_id} was final"
             else:
                 assert request_id not in self.finals, f"{request_id} was final"
+
+    def _over_promised(self) -> Iterator[str]:
+        """No node's reservations are more than it has, and no container has more than is reserved for it."""
+        for node, held in self.reservations().items():
+            cpu, memory = sum(r.cpu_milli for r in held), sum(r.memory_mib for r in held)
+            if node in self.facts and (cpu, memory) > (0, 0):
+                facts = self.facts[node]
+                if cpu > (facts.cpu_milli or 0) or memory > (facts.memory_mib or 0):
+                    yield f"{node} promises {cpu} milli and {memory} MiB"
+            for each in held:
+                name = container_name(self.identity().ledger_id, each.request_id, each.replica, each.generation)
+                has = self.boxes[name].limits if name in self.boxes else None
+                if has and (has.cpu_milli > each.cpu_milli or has.memory_mib > each.memory_mib):
+                    yield f"{name} has {has}, reserved is {each}"
 
     def check_settled(self) -> None:
         """What must hold once everything had time: what runs is what the keys say, and everything was told."""
@@ -368,6 +415,12 @@ class World:
             for held in (box.labels.reservation for box in self.boxes.values() if box.running)
         }
         assert wanted == there
+        reserved = {(r.request_id, r.replica, r.generation): r for node in self.reservations().values() for r in node}
+        for box in (box for box in self.boxes.values() if box.running):
+            held = box.labels.reservation
+            has = box.limits or Size(cpu_milli=held.cpu_milli, memory_mib=held.memory_mib)
+            now = reserved[held.request_id, held.replica, held.generation]
+            assert (has.cpu_milli, has.memory_mib) == (now.cpu_milli, now.memory_mib)
         for record in records.values():
             assert {step.number: step.state for step in record.steps} == self.told(record.request_id), record.steps
 

@@ -2,7 +2,8 @@
 
 The first of end and overdue in stream order decides a task. Each record (ring id, sequence, kind) counts once, so a
 batch that comes again, or a monitor that reads its rings again, changes nothing; an offline recount of the stream
-gives the same verdicts.
+gives the same verdicts. Every instance judges all tasks; the holder of the lease alone says verdicts and writes
+checkpoints, and a verdict is kept, by all, until the stream shows that it was said.
 """
 
 from __future__ import annotations
@@ -23,14 +24,23 @@ from shared.effects import (
     KeyChanged,
     Publish,
     Received,
+    Reconnected,
     Tick,
     WatchReplayed,
     Write,
 )
 from shared.errors import FieldError
+from shared.lease import Tenure
 from shared.messages import DeadlineEvent, NodeDeadlines, RingInfo, TaskBatch, TaskEventKind
-from shared.subjects import DEADLINES, Subjects, decode, node_key
+from shared.subjects import DEADLINES, Subjects, decode, lease_key, node_key
 
+LEASE = lease_key("deadline-tracker")
+CHECKPOINT_US = 1_000_000
+"""How often the records that changed are written."""
+MOST_NODES = 900
+"""Nodes in one write: below the server's 1,000 messages per batch."""
+MOST_UNSAID = 500
+"""Of one node: with more its checkpoint waits, since it must fit a message (1 MiB)."""
 KEEP_CLOSED = 256
 """Closed rings and finished containers remembered per node: a monitor that died before it removed a ring file reads
 the ring again, and what it repeats must still be known as counted."""
@@ -46,7 +56,12 @@ class Node:
     records: dict[str, Record] = field(default_factory=dict)
     revision: int = 0
     dirty: bool = False
-    writing: bool = False
+    early: dict[str, int] = field(default_factory=dict)
+    """Verdicts that another instance said before we counted their batch: id and stream sequence."""
+
+    @property
+    def unsaid(self) -> int:
+        return sum(len(record.unsaid) for record in self.records.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,33 +90,48 @@ class Case:
 
 
 class Core:
-    """``guarantee`` is judged where a container declares none; ``window`` is the length of the ratio's window."""
+    """``guarantee`` is judged where a container declares none; ``window`` is the length of the ratio's window;
+    ``holder`` names this process, and another takes over when it has not renewed its lease for ``lease_us``."""
 
-    def __init__(self, subjects: Subjects, guarantee: float, window: int) -> None:
+    def __init__(self, subjects: Subjects, guarantee: float, window: int, holder: str, lease_us: int) -> None:
         self.subjects = subjects
         self.guarantee = guarantee
         self.window = window
         self.nodes: dict[str, Node] = {}
         self.counters: Counter[str] = Counter()
-        self._commits: dict[int, str] = {}
+        self.lease = Tenure(LEASE, holder, lease_us)
+        self._writing: tuple[int, list[Node]] | None = None
         self._commit = 0
+        self._written_us: int | None = None
+        self._wall_us = 0
+        self._replayed = self._following = self._stopping = False
         self._delivered = 0
         """Stream sequence of the last batch that the shell delivered; it only ever grows within one stream."""
 
-    def handle(self, event: object, now_us: int) -> list[Effect]:  # noqa: ARG002 - the tracker judges no time
+    def handle(self, event: object, now_us: int) -> list[Effect]:
         match event:
             case Received(message=TaskBatch() as batch, subject=subject, seq=seq):
                 if subject == self.subjects.task_events(batch.node):
                     return self._batch(batch, seq)
                 self.counters["batches_of_another_node"] += 1
+            case Received(message=DeadlineEvent() as verdict, seq=seq, headers=headers):
+                self._was_said(verdict, headers.get("ce-id", ""), seq)
             case Tick(wall_us=wall_us):
-                return self._checkpoints(wall_us)
+                self._wall_us = wall_us
+                return self._write(now_us)
             case CommitDone() as done:
-                self._committed(done)
-            case KeyChanged(bucket=bucket, key=key, value=value, revision=revision) if bucket == DEADLINES:
-                self._loaded(key, value, revision)
-            case Draining() | WatchReplayed():
-                pass
+                return self._committed(done, now_us)
+            case KeyChanged(bucket=bucket) as change if bucket == DEADLINES:
+                self._heard(change, now_us)
+            case WatchReplayed(keys=keys):
+                self._replayed = True
+                if LEASE not in keys:
+                    self.lease.absent()
+                return self._write(now_us)
+            case Reconnected(gap_us=gap_us):
+                self.lease.rebase(gap_us)
+            case Draining():
+                return self._step_down()
         return []
 
     def start_seq(self) -> int:
@@ -110,12 +140,17 @@ class Core:
         self._delivered = first - 1
         return first
 
+    def start_seq_of_verdicts(self) -> int:
+        """From here on the stream tells which verdicts of the checkpoints were said."""
+        unsaid = [seq for node in self.nodes.values() for r in node.records.values() for seq, _ in r.unsaid.values()]
+        return min(self.start_seq(), *unsaid) if unsaid else self.start_seq()
+
     # --- batches ---
 
     def _batch(self, batch: TaskBatch, seq: int) -> list[Effect]:
         if seq < self._delivered:
             self._another_stream()
-        self._delivered = seq
+        self._delivered, self._following = seq, True
         node = self.nodes.setdefault(batch.node, Node(batch.node))
         if seq <= node.stream_seq:
             self.counters["batches_again"] += 1
@@ -133,13 +168,16 @@ class Core:
             ring = node.rings[row.ring]
             effects += self._row(Case(node, batch, ring, node.records[ring.container], row))
         self._forget_old(node)
+        node.early = {event_id: at for event_id, at in node.early.items() if at > seq}
         return effects
 
     def _another_stream(self) -> None:
         """The stream was lost and made anew: its sequences begin again, and what it holds is new to all."""
         self.counters["streams_made_anew"] += 1
         for node in self.nodes.values():
-            node.stream_seq = 0
+            node.stream_seq, node.early = 0, {}
+            for record in node.records.values():
+                record.unsaid.clear()
 
     def _learn(self, node: Node, info: RingInfo, seq: int) -> None:
         node.rings.setdefault(info.ring, Ring(info.container))
@@ -213,16 +251,36 @@ class Core:
         if outcome == Outcome.MISSED:
             said = {"task": task.task, "deadline_us": task.deadline_us, "ring": ring, "seq": begin_seq}
             event_id = f"{node}/{ring}/{begin_seq}/missed"
-            effects.append(self._event(case, "missed", event_id, {**said, "name": task.name, "tardiness_us": tardy}))
+            effects += self._say(case, "missed", event_id, {**said, "name": task.name, "tardiness_us": tardy})
         if crossed:
             event_id = f"{node}/{record.container}/{record.judged}/{crossed}"
-            effects.append(self._event(case, crossed, event_id, {"task": None, "deadline_us": None}))
+            effects += self._say(case, crossed, event_id, {"task": None, "deadline_us": None})
         return effects
 
-    def _event(self, case: Case, kind: str, event_id: str, said: dict[str, Any]) -> Publish:
+    def _say(self, case: Case, kind: str, event_id: str, said: dict[str, Any]) -> list[Effect]:
+        """By the holder of the lease; kept until it is heard, unless it was heard before."""
+        if case.node.early.pop(event_id, None) is not None:
+            return []
+        event = self._event(case, kind, said)
+        case.record.unsaid[event_id] = (case.node.stream_seq, event)
+        return [self._publish(event_id, event)] if self.lease.active else []
+
+    def _publish(self, event_id: str, event: DeadlineEvent) -> Publish:
+        subject = self.subjects.deadline_event(event.node, event.container)
+        return Publish(subject, event, event_id, f"laxity.deadline.{event.kind}")
+
+    def _was_said(self, verdict: DeadlineEvent, event_id: str, seq: int) -> None:
+        node = self.nodes.setdefault(verdict.node, Node(verdict.node))
+        record = node.records.get(verdict.container)
+        if record is not None and event_id in record.unsaid:
+            record.said(event_id)
+        elif seq > node.stream_seq:
+            node.early[event_id] = seq
+
+    def _event(self, case: Case, kind: str, said: dict[str, Any]) -> DeadlineEvent:
         record, node = case.record, case.node.name
         ratio, lower, upper = record.bounds
-        body = DeadlineEvent(
+        return DeadlineEvent(
             at_us=case.batch.at_us,
             node=node,
             container=record.container,
@@ -239,7 +297,6 @@ class Core:
             guarantee=record.guarantee,
             **said,
         )
-        return Publish(self.subjects.deadline_event(node, record.container), body, event_id, f"laxity.deadline.{kind}")
 
     def _forget_old(self, node: Node) -> None:
         """Keeps a bounded number of closed rings and of records that no ring names any more, the newest ones."""
@@ -251,17 +308,37 @@ class Core:
         for _, name in done[:-KEEP_CLOSED]:
             del node.records[name]
 
-    # --- checkpoints: the records and the stream sequence that they include, in one write ---
+    # --- checkpoints: the records and the stream sequence that they include, in one write with the lease ---
 
-    def _checkpoints(self, wall_us: int) -> list[Effect]:
-        return [self._checkpoint(node, wall_us) for node in self.nodes.values() if node.dirty and not node.writing]
+    def _write(self, now_us: int) -> list[Effect]:
+        if self._writing or self._stopping or not self._replayed or not self.lease.may_write(now_us):
+            return []
+        due = self._written_us is None or now_us - self._written_us >= CHECKPOINT_US
+        nodes = self._dirty() if due and self.lease.active else []
+        if not nodes and not self.lease.due(now_us):
+            return []
+        self._written_us = now_us if nodes else self._written_us
+        return [self._checkpoint(nodes, self.lease.renewal())]
 
-    def _checkpoint(self, node: Node, wall_us: int) -> Commit:
+    def _dirty(self) -> list[Node]:
+        """The nodes that changed, all in one write: no sequence of one is passed before the others include it."""
+        return [node for node in self.nodes.values() if node.dirty and node.unsaid <= MOST_UNSAID][:MOST_NODES]
+
+    def _checkpoint(self, nodes: list[Node], lease: Write) -> Commit:
         self._commit += 1
-        self._commits[self._commit] = node.name
-        node.dirty, node.writing = False, True
-        value = self.published(node, wall_us).to_json()
-        return Commit(self._commit, DEADLINES, (Write(node_key(node.name), value, node.revision),))
+        self._writing = (self._commit, nodes)
+        writes = []
+        for node in nodes:
+            node.dirty = False
+            writes.append(Write(node_key(node.name), self.published(node, self._wall_us).to_json(), node.revision))
+        return Commit(self._commit, DEADLINES, (*writes, lease))
+
+    def _step_down(self) -> list[Effect]:
+        """Last words: what changed, and the lease, so that a standby need not wait."""
+        self._stopping = True
+        if self._writing or not self.lease.active:
+            return []
+        return [self._checkpoint(self._dirty(), self.lease.give_back())]
 
     def published(self, node: Node, wall_us: int) -> NodeDeadlines:
         open_tasks: Counter[str] = Counter()
@@ -279,19 +356,37 @@ class Core:
             checkpoint=state,
         )
 
-    def _committed(self, done: CommitDone) -> None:
-        node = self.nodes[self._commits.pop(done.commit)]
-        node.writing = False
-        if done.outcome == CommitOutcome.WRITTEN:
+    def _committed(self, done: CommitDone, now_us: int) -> list[Effect]:
+        if self._writing is None or done.commit != self._writing[0]:
+            return []
+        _, nodes = self._writing
+        self._writing = None
+        if done.outcome != CommitOutcome.WRITTEN:
+            self.counters[f"checkpoint_{done.outcome}"] += 1
+            self._written_us = None  # tried again at the next tick
+            for node in nodes:
+                node.dirty = True
+            for change in done.current:
+                self._heard(change, now_us)
+            return []
+        for node in nodes:
             node.revision = done.revisions[node_key(node.name)]
-            return
-        self.counters[f"checkpoint_{done.outcome}"] += 1
-        node.dirty = True
-        for change in done.current:
+        if self._stopping or not self.lease.renewed(done.revisions[LEASE], now_us):
+            return []
+        records = [record for node in self.nodes.values() for record in node.records.values()]
+        return [self._publish(*said) for record in records for said in record.kept()]
+
+    def _heard(self, change: KeyChanged, now_us: int) -> None:
+        if change.key == LEASE:
+            try:
+                self.lease.changed(change, now_us)
+            except FieldError:  # not written by us
+                self.counters["leases_malformed"] += 1
+        else:
             self._loaded(change.key, change.value, change.revision)
 
     def _loaded(self, key: str, value: bytes | None, revision: int) -> None:
-        """A checkpoint as the bucket has it: taken over where it is ahead of what is known here."""
+        """A checkpoint as the bucket has it: the beginning of what is known here; who follows the stream knows more."""
         if not key.startswith("node."):
             return
         name = decode(key.removeprefix("node."))
@@ -299,7 +394,7 @@ class Core:
         if revision <= node.revision and value is not None:
             return
         node.revision = revision
-        if value is None:
+        if value is None or self._following:
             return
         try:
             self._restore(node, NodeDeadlines.trusted(value))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from shared.deadlines import Outcome, SlidingWindow, Standing, guarantee_ratio, standing, wilson
-from shared.messages import ContainerRecord, RingInfo
+from shared.messages import ContainerRecord, DeadlineEvent, RingInfo
 
 
 @dataclass(slots=True)
@@ -57,6 +58,8 @@ class Record:
     """Said to be at risk, and not recovered since."""
     touched_seq: int = 0
     """Stream sequence of the last batch that named it."""
+    unsaid: dict[str, tuple[int, DeadlineEvent]] = field(default_factory=dict)
+    """Verdicts that the stream does not show yet: by id, the sequence of the batch that led to it, and what to say."""
 
     def learn(self, info: RingInfo) -> None:
         """Takes over what a batch says of the container; what it does not know stays."""
@@ -83,6 +86,15 @@ class Record:
             self.warned = False
             return "recovered"
         return None
+
+    def said(self, event_id: str) -> None:
+        """The stream has it, and so all before it: the verdicts of a record are said in order."""
+        while (first := next(iter(self.unsaid))) != event_id:
+            del self.unsaid[first]
+        del self.unsaid[event_id]
+
+    def kept(self) -> Iterator[tuple[str, DeadlineEvent]]:
+        return ((event_id, event) for event_id, (_, event) in self.unsaid.items())
 
     @property
     def judged(self) -> int:
@@ -125,6 +137,7 @@ class Record:
             "counts": self.counts,
             "warned": self.warned,
             "touched": self.touched_seq,
+            "unsaid": [[name, seq, event.model_dump(exclude_unset=True)] for name, (seq, event) in self.unsaid.items()],
         }
 
     @classmethod
@@ -132,4 +145,5 @@ class Record:
         record = cls(container, state["guarantee"], SlidingWindow.load(state["window"]), *state["of"])
         record.counts.update(state["counts"])
         record.warned, record.touched_seq = state["warned"], state["touched"]
+        record.unsaid = {n: (seq, DeadlineEvent.model_validate(e)) for n, seq, e in state.get("unsaid", ())}
         return record

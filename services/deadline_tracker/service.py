@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import uuid
+
 from services.deadline_tracker.core import Core
 from services.deadline_tracker.settings import TrackerSettings
 from shared.messages import DeadlineEvent, NodeDeadlines, TaskBatch
 from shared.service import Every, Listen, Publishes, Service, run
 from shared.subjects import DEADLINES, EVENTS_STREAM, Subjects
 
+TICK_US = 250_000
+
 SERVICE = Service(
     name="deadline-tracker",
     about="Turns task events into verdicts, guarantee ratios with bounds, and warnings; it judges no time itself.",
     listens=(
-        Listen(DEADLINES, "watch", about="its own checkpoints, read at start"),
+        Listen(DEADLINES, "watch", about="the checkpoints, read at start, and the lease"),
         Listen(
             "events.task.>",
             "stream",
@@ -21,16 +25,35 @@ SERVICE = Service(
             stream=EVENTS_STREAM,
             start=Core.start_seq,
         ),
+        Listen(
+            "events.deadline.>",
+            "stream",
+            DeadlineEvent,
+            about="its own verdicts: what stands in the stream was said",
+            stream=EVENTS_STREAM,
+            start=Core.start_seq_of_verdicts,
+        ),
     ),
     publishes=(
-        Publishes("events.deadline.<node>.<container>", "event", DeadlineEvent, "missed, at_risk, recovered"),
-        Publishes(DEADLINES, "kv", NodeDeadlines, "a node's records and the stream sequence that they include"),
+        Publishes(
+            "events.deadline.<node>.<container>",
+            "event",
+            DeadlineEvent,
+            "missed, at_risk, recovered; by the holder of the lease alone",
+        ),
+        Publishes(
+            DEADLINES,
+            "kv",
+            NodeDeadlines,
+            "a node's records and the stream sequence that they include; by the holder of the lease alone",
+        ),
     ),
-    every=(Every("checkpoint", 1_000_000, "writes the records that changed"),),
+    every=(Every("checkpoint", TICK_US, "renews the lease; once a second writes the records that changed"),),
 )
 
 
 async def serve(settings: TrackerSettings) -> None:
     """Runs until asked to stop."""
-    core = Core(Subjects(settings.prefix), settings.guarantee, settings.window)
+    holder = f"{settings.instance}-{uuid.uuid4().hex[:8]}"
+    core = Core(Subjects(settings.prefix), settings.guarantee, settings.window, holder, settings.lease_us)
     await run(SERVICE, core, settings)

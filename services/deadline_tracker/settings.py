@@ -20,6 +20,8 @@ class TrackerSettings(ServiceSettings):
     """Guarantee of containers that declare none."""
     window: int = Field(default=1000, ge=1, le=100_000)
     """Verdicts in a container's sliding window. 1,000 can show up to 0.996; a longer one forgets a bad spell later."""
+    lease_us: int = Field(default=2_000_000, ge=750_000)
+    """A standby takes over when the lease has not been renewed for so long; it is renewed at each third of it."""
 
     @model_validator(mode="after")
     def _window_can_show_the_guarantee(self) -> Self:

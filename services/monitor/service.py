@@ -10,6 +10,8 @@ from services.monitor.probe_thread import ProbeThread
 from services.monitor.probes.base import Capacity, Probe
 from services.monitor.probes.cpu import CoreSettings, CpuProbe, usable_cores
 from services.monitor.probes.fake import FakeProbe
+from services.monitor.probes.gpu import GpuProbe, GpuSharing
+from services.monitor.probes.nvml_process import NvmlProcess
 from services.monitor.ring_loop import RingLoop
 from services.monitor.rings import boot_id
 from services.monitor.settings import MonitorSettings
@@ -36,7 +38,23 @@ def make_probe(settings: MonitorSettings) -> Probe:
     if settings.probe == "fake":
         capacity = Capacity(settings.fake_cpu_milli, settings.fake_memory_mib)
         return FakeProbe(settings.node, settings.fake_devices, capacity, settings.fake_control)
+    if settings.probe == "nvml":
+        host = CpuProbe(settings.ring_root, {core: CoreSettings() for core in usable_cores()})
+        return GpuProbe(host, _driver(settings), _gpu_sharing(settings))
     return CpuProbe(settings.ring_root, {core: core_settings(settings, core) for core in usable_cores()})
+
+
+def _driver(settings: MonitorSettings) -> NvmlProcess:
+    """The one who asks NVIDIA's driver; nothing is started yet."""
+    return NvmlProcess(
+        deadline_s=settings.nvml_deadline_us / 1_000_000,
+        first_deadline_s=settings.nvml_start_us / 1_000_000,
+        pause_s=settings.nvml_retry_us / 1_000_000,
+    )
+
+
+def _gpu_sharing(settings: MonitorSettings) -> GpuSharing:
+    return GpuSharing(settings.regime, settings.nvml_regimes, settings.slice_us, settings.switch_us)
 
 
 def core_settings(settings: MonitorSettings, core: int) -> CoreSettings:

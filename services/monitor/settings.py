@@ -43,10 +43,10 @@ class MonitorSettings(ServiceSettings):
     stale_after_us: int = Field(default=3_000_000, ge=50_000)
     """Age at which a probe's values become unknown: two cycles may fail."""
 
-    probe: Literal["cpu", "fake"] = "cpu"
-    """What the node's devices are."""
+    probe: Literal["cpu", "fake", "nvml"] = "cpu"
+    """What the node's devices are: the machine's cores, made-up ones, or NVIDIA's GPUs."""
     regime: Regime = Regime.TIME_SLICED
-    """How cores are shared: the kernel slices time unless whoever runs the node says otherwise."""
+    """How devices are shared: kernel and driver slice time unless whoever runs the node says otherwise."""
     regimes: dict[int, Regime] = Field(default_factory=dict)
     """The same for single cores, by their number."""
     measure_slices: bool = True
@@ -55,6 +55,15 @@ class MonitorSettings(ServiceSettings):
     """Given, it is not measured."""
     switch_us: int | None = Field(default=None, ge=0)
     """Given, it is not measured."""
+
+    nvml_regimes: dict[str, Regime] = Field(default_factory=dict)
+    """The regime of single GPUs, by their uuid: indices change."""
+    nvml_deadline_us: int = Field(default=1_500_000, ge=10_000)
+    """How long NVIDIA's driver may take in a cycle before its process is killed; below ``probe_deadline_us``."""
+    nvml_start_us: int = Field(default=60_000_000, ge=10_000)
+    """The same for the first answer of a process: a driver that nobody keeps loaded takes seconds per GPU."""
+    nvml_retry_us: int = Field(default=1_000_000, ge=1_000)
+    """Pause before the driver is tried again after a failure; doubled with each one, up to 30 s."""
 
     fake_devices: tuple[FakeDevices, ...] = (FakeDevices(count=4),)
     """Devices of the fake probe, in JSON."""
@@ -70,4 +79,6 @@ class MonitorSettings(ServiceSettings):
             raise FieldError("stale_after_us", self.stale_after_us, f"at least two periods, {2 * self.period_us}")
         if (self.slice_us is None) != (self.switch_us is None):
             raise FieldError("switch_us", self.switch_us, "given exactly where slice_us is: they are one measurement")
+        if self.probe == "nvml" and self.nvml_deadline_us >= self.probe_deadline_us:
+            raise FieldError("nvml_deadline_us", self.nvml_deadline_us, f"below {self.probe_deadline_us}")
         return self

@@ -29,10 +29,10 @@ from shared.effects import (
     Write,
 )
 from shared.errors import FieldError
+from shared.lease import Tenure
 from shared.messages import (
     ClassStanding,
     DeadlineEvent,
-    Lease,
     ListedDevice,
     NodeDeadlines,
     NodeEvent,
@@ -56,16 +56,13 @@ class Core:
     """``holder`` names this process; ``tick_us`` is the period of its timer."""
 
     def __init__(self, subjects: Subjects, policy: Policy, holder: str, lease_us: int, tick_us: int) -> None:
-        self.subjects, self.policy, self.holder = subjects, policy, holder
-        self.lease_us, self.tick_us = lease_us, tick_us
+        self.subjects, self.policy = subjects, policy
+        self.tick_us = tick_us
+        self.lease = Tenure(LEASE, holder, lease_us)
         self.nodes: dict[str, NodeView] = {}
         self.lists = {wanted.name: Ranking() for wanted in policy.classes}
         self.counters: Counter[str] = Counter()
-        self.active = False
         self.revision = 0
-        self._lease: Lease | None = None
-        self._lease_revision = 0
-        self._lease_seen_us: int | None = None
         self._replayed: set[str] = set()
         self._writing: tuple[int, dict[str, NodeFacts]] | None = None
         self._commit = 0
@@ -129,7 +126,7 @@ class Core:
         if change.bucket == NODES:
             self.revision = max(self.revision, change.revision)
         if change.key == LEASE and change.bucket == NODES:
-            self._lease_changed(change, now_us)
+            self.lease.changed(change, now_us)
         if not change.key.startswith("node."):
             return
         view = self._view(decode(change.key.removeprefix("node.")), now_us)
@@ -142,15 +139,6 @@ class Core:
         elif change.bucket == NODES and change.revision > view.revision:
             view.found(NodeFacts.trusted(change.value) if change.value else None, change.revision)
 
-    def _lease_changed(self, change: KeyChanged, now_us: int) -> None:
-        if change.revision < self._lease_revision:
-            return
-        self._lease_revision = change.revision
-        self._lease_seen_us = now_us if change.value else None
-        self._lease = Lease.trusted(change.value) if change.value else None
-        if self._lease is None or self._lease.holder != self.holder:
-            self.active = False
-
     def _replay_done(self, bucket: str, keys: frozenset[str]) -> None:
         self._replayed.add(bucket)
         for name, view in self.nodes.items():
@@ -160,7 +148,7 @@ class Core:
             if bucket == NODES and node_key(name) not in keys:
                 view.revision, view.facts, view.dirty = 0, None, True
         if bucket == NODES and LEASE not in keys:
-            self._lease_revision, self._lease_seen_us, self.active = 0, None, False
+            self.lease.absent()
 
     # --- time ---
 
@@ -181,8 +169,7 @@ class Core:
         self.counters["rebased"] += 1
         for view in self.nodes.values():
             view.liveness.rebase(gap_us)
-        if self._lease_seen_us is not None:
-            self._lease_seen_us += gap_us
+        self.lease.rebase(gap_us)
 
     # --- the lists ---
 
@@ -248,29 +235,15 @@ class Core:
     def _write(self, now_us: int) -> list[Effect]:
         if self._writing or self._stopping or not {NODES, LEDGER, DEADLINES} <= self._replayed:
             return []
-        if not self.active and not self._lease_free(now_us):
+        if not self.lease.may_write(now_us):
             return []
-        dirty = self._dirty() if self.active else {}
-        seen_us = self._lease_seen_us
-        if self.active and not dirty and seen_us is not None and now_us - seen_us < self.lease_us // 3:
+        dirty = self._dirty() if self.lease.active else {}
+        if not dirty and not self.lease.due(now_us):
             return []
         self._commit += 1
         self._writing = (self._commit, dirty)
         writes = [Write(node_key(name), facts.to_json(), self.nodes[name].revision) for name, facts in dirty.items()]
-        return [Commit(self._commit, NODES, (*writes, self._lease_write()))]
-
-    def _lease_free(self, now_us: int) -> bool:
-        """Free: absent, ours, or not renewed for its time since we saw it."""
-        if self._lease is None or self._lease_seen_us is None or self._lease.holder == self.holder:
-            return True
-        return now_us - self._lease_seen_us > self._lease.ttl_us
-
-    def _lease_write(self) -> Write:
-        return Write(LEASE, self._next_lease().to_json(), self._lease_revision)
-
-    def _next_lease(self) -> Lease:
-        counter = self._lease.counter + 1 if self._lease else 1
-        return Lease(holder=self.holder, counter=counter, ttl_us=self.lease_us)
+        return [Commit(self._commit, NODES, (*writes, self.lease.renewal()))]
 
     def _dirty(self) -> dict[str, NodeFacts]:
         """The facts that differ from what is published, at most one write's worth."""
@@ -291,9 +264,7 @@ class Core:
         self._writing = None
         if done.outcome != CommitOutcome.WRITTEN:
             return self._not_written(done, written, now_us)
-        became, self.active = not self.active, True
-        self._lease = self._next_lease()
-        self._lease_revision, self._lease_seen_us = done.revisions[LEASE], now_us
+        became = self.lease.renewed(done.revisions[LEASE], now_us)
         self.revision = max(self.revision, *done.revisions.values())
         effects: list[Effect] = []
         for name, facts in written.items():
@@ -321,11 +292,10 @@ class Core:
     def _step_down(self) -> list[Effect]:
         """Last words: the lease is given back, so that a standby need not wait for it to run out."""
         self._stopping = True
-        if not self.active or self._writing:
+        if not self.lease.active or self._writing:
             return []
-        self.active = False
         self._commit += 1
-        return [Commit(self._commit, NODES, (Write(LEASE, None, self._lease_revision),))]
+        return [Commit(self._commit, NODES, (self.lease.give_back(),))]
 
     # --- for tests and for people ---
 

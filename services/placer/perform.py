@@ -16,9 +16,14 @@ from services.placer.core.containers import (
     ListFailed,
     ListNode,
     PlaceStreamAt,
+    Progress,
     Read,
     ReadDone,
     Remove,
+    Resize,
+    Resized,
+    ResizeFailed,
+    ResizeUnknown,
     Start,
     Started,
     StartFailed,
@@ -26,7 +31,7 @@ from services.placer.core.containers import (
     StopFailed,
     Stopped,
 )
-from shared.errors import BackendError, BusError
+from shared.errors import BackendError, BackendSilentError, BusError
 from shared.service import Runtime
 from shared.subjects import LEDGER, PLACE_STREAM
 
@@ -83,6 +88,7 @@ class Performer:
         return {
             Start: self.start,
             Stop: self.stop,
+            Resize: self.resize,
             Remove: self.remove,
             ListNode: self.list_node,
             Read: self.read,
@@ -97,9 +103,16 @@ class Performer:
 
     async def start(self, effect: Start) -> Started | StartFailed:
         labels = effect.labels
+        runtime = await self._running()
+        spec = StartSpec(
+            labels,
+            effect.request,
+            regimes=effect.regimes,
+            progress=lambda text: runtime.post(Progress(labels, text)),
+        )
         try:
             async with asyncio.timeout(self._start_timeout_us / 1_000_000):
-                seen = await self._reach.backend(labels.node).start(StartSpec(labels, effect.request))
+                seen = await self._reach.backend(labels.node).start(spec)
         except BackendError as error:
             return StartFailed(labels.node, labels.container, str(error))
         except TimeoutError:
@@ -112,6 +125,17 @@ class Performer:
         except BackendError as error:
             return StopFailed(effect.node, effect.container, str(error))
         return Stopped(effect.node, effect.container)
+
+    async def resize(self, effect: Resize) -> Resized | ResizeFailed | ResizeUnknown:
+        node, container, size = effect.node, effect.container, effect.size
+        try:
+            backend = self._reach.backend(node)
+            await backend.resize(node, container, cpu_milli=size.cpu_milli, memory_mib=size.memory_mib)
+        except BackendSilentError as error:
+            return ResizeUnknown(node, container, str(error))
+        except BackendError as error:
+            return ResizeFailed(node, container, size, str(error))
+        return Resized(node, container, size)
 
     async def remove(self, effect: Remove) -> None:
         try:

@@ -21,6 +21,7 @@ from shared.messages import (
     PlaceRequest,
     ReleaseRequest,
     RequestRecord,
+    ResizeRequest,
 )
 from shared.service import Every, Listen, Publishes, Service, run
 from shared.subjects import LEDGER, NODES, PLACE_STREAM, Subjects
@@ -43,11 +44,19 @@ SERVICE = Service(
         Listen(
             "confirm", "request", ConfirmRequest, about="start what is held", queue="placer", fault=PlaceReply.of_error
         ),
+        Listen(
+            "resize",
+            "request",
+            ResizeRequest,
+            about="give each replica another size while it runs",
+            queue="placer",
+            fault=PlaceReply.of_error,
+        ),
         Listen("release", "request", ReleaseRequest, about="end it", queue="placer", fault=PlaceReply.of_error),
     ),
     publishes=(
-        Publishes("(reply)", "reply", PlaceReply, "to rt.place, rt.confirm and rt.release: one each"),
-        Publishes("events.place.<request>", "event", PlaceEvent, "each step of a request's life"),
+        Publishes("(reply)", "reply", PlaceReply, "to rt.place, rt.confirm, rt.resize and rt.release: one each"),
+        Publishes("events.place.<request>", "event", PlaceEvent, "each step of a request's life; how far a pull is"),
         Publishes("events.bus.placer", "event", BusEvent, "the ledger changed; a container that no key explains"),
         Publishes(LEDGER, "kv", RequestRecord, "request.<request id>: where a request is in its life"),
         Publishes(LEDGER, "kv", NodeReservations, "node.<node>: who holds what on it"),

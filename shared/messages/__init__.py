@@ -11,6 +11,7 @@ from shared.messages.ledger import (
     ReplicaRecord,
     RequestRecord,
     Reservation,
+    Size,
     Step,
     container_name,
 )
@@ -33,6 +34,7 @@ from shared.messages.nodes import (
     Regime,
 )
 from shared.messages.place import (
+    PULLING,
     AllExcept,
     ConfirmRequest,
     FieldFault,
@@ -46,6 +48,7 @@ from shared.messages.place import (
     Realtime,
     Reason,
     ReleaseRequest,
+    ResizeRequest,
     RunnerUp,
     Score,
     Secret,
@@ -66,6 +69,7 @@ from shared.messages.tasks import (
 __all__ = [
     "COLUMNS",
     "MAX_BODY_BYTES",
+    "PULLING",
     "SHARE_WHOLE_MICRO",
     "AllExcept",
     "BusEvent",
@@ -107,10 +111,12 @@ __all__ = [
     "ReplicaRecord",
     "RequestRecord",
     "Reservation",
+    "ResizeRequest",
     "RingInfo",
     "RunnerUp",
     "Score",
     "Secret",
+    "Size",
     "Standing",
     "State",
     "Step",

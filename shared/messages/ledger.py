@@ -69,6 +69,13 @@ class Step(Message):
     detail: str | None = None
 
 
+class Size(Message):
+    """What one replica has of its node's CPU and memory; 0 is no limit."""
+
+    cpu_milli: int
+    memory_mib: int
+
+
 class ReplicaRecord(Message):
     """One replica of a request. ``state`` is one of State; ``node`` None where it holds nothing."""
 
@@ -78,6 +85,10 @@ class ReplicaRecord(Message):
     node: str | None = None
     devices: tuple[str, ...] = ()
     exit_code: int | None = None
+    size: Size | None = None
+    """What it has, where that is not what the body says."""
+    resizing: Size | None = None
+    """What its owner is giving it; until that is known to be so, the larger of both is reserved."""
 
 
 class RequestRecord(Message):
@@ -110,6 +121,8 @@ class RequestRecord(Message):
     confirmed: bool = Field(default=False)
     ends_as: State | None = None
     """Stopping: the final state once nothing of it runs; None is released."""
+    size: Size | None = None
+    """What its next start gets, where that is not what the body says."""
 
 
 def container_name(ledger_id: str, request_id: str, replica: int, generation: int) -> str:

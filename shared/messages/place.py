@@ -1,4 +1,4 @@
-"""Requests for placement and their answers: rt.place, rt.confirm, rt.release and rt.events.place.*."""
+"""Requests for placement and their answers: rt.place, rt.confirm, rt.resize, rt.release, rt.events.place.*."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class FieldFault(Message):
 
 
 class PlaceReply(Message):
-    """The one answer to rt.place, rt.confirm and rt.release."""
+    """The one answer to rt.place, rt.confirm, rt.resize and rt.release."""
 
     outcome: str
     request_id: str | None
@@ -237,6 +237,9 @@ class PlaceReply(Message):
     exit_code: int | None = None
     unproven: bool = False
     warnings: tuple[str, ...] = ()
+    cpu_milli: int | None = None
+    """Of rt.resize: what each replica has, or is being given; 0 is no limit."""
+    memory_mib: int | None = None
 
     @classmethod
     def of_error(cls, fault: FieldError, request_id: str | None = None) -> Self:
@@ -254,8 +257,36 @@ class ReleaseRequest(Message):
     request_id: Name
 
 
+class ResizeRequest(Message):
+    """Change what each replica has of its node, while it runs; what is absent stays as it is.
+
+    Never 0: a limit that a container runs with cannot be taken away.
+    """
+
+    request_id: Name
+    cpu_milli: int | None = Field(default=None, ge=1, le=1_000_000_000)
+    memory_mib: int | None = Field(default=None, ge=1, le=1 << 40)
+    generation: int | None = Field(default=None, ge=0, le=1 << 31)
+    """Whose size is meant: with another present generation it is an error."""
+
+    @model_validator(mode="after")
+    def _something_changes(self) -> Self:
+        if self.cpu_milli is None and self.memory_mib is None:
+            raise FieldError("cpu_milli", "nothing", "a whole number, or memory_mib, or both")
+        return self
+
+
+PULLING = "pulling"
+"""Of a PlaceEvent: an image is being pulled for the request's start."""
+
+
 class PlaceEvent(Message):
-    """One step of a request's life; ``state`` also says ``accepted`` and ``moved``, which are no states."""
+    """One step of a request's life.
+
+    ``state`` also says ``accepted``, ``moved``, ``resizing``, ``resized`` and ``resize_failed``, which are no states.
+    ``pulling`` is no step either: ``step`` is 0, ``detail`` says in numbers how far the pull of the image is, and the
+    next one is at least a second later. It is told for as long as the start waits for the pull.
+    """
 
     at_us: int
     request_id: Name

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Final
 
 from shared.messages import (
+    PULLING,
     SHARE_WHOLE_MICRO,
     DeadlineEvent,
     NodeReservations,
@@ -181,6 +182,8 @@ class EventChecker:
         return True
 
     def _place(self, event: PlaceEvent) -> None:
+        if event.state == PULLING:  # no step
+            return
         steps = self.states[event.request_id]
         if event.step in steps:
             self.faults.append(f"{event.request_id}: step {event.step} is told twice under two ids")

@@ -1,7 +1,8 @@
-"""A real nats-server for tests: free port, JetStream in a folder of its own, stopped and restarted at will."""
+"""Real nats-servers for tests: free ports, JetStream in a folder of their own, stopped and restarted at will."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -119,3 +120,48 @@ class NatsServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+class NatsCluster:
+    """Three servers on this machine that know each other by routes; ``servers`` are stopped and started one by one."""
+
+    def __init__(self, folder: Path, size: int = 3) -> None:
+        ports = _free_ports(size)
+        routes = ",".join(f"nats://127.0.0.1:{port}" for port in ports)
+        self.servers = [
+            NatsServer(
+                folder / f"nats-{number}",
+                *("-n", f"nats-{number}", "--cluster_name", "test", "--routes", routes),
+                *("--cluster", f"nats://127.0.0.1:{port}"),
+            )
+            for number, port in enumerate(ports)
+        ]
+
+    @property
+    def url(self) -> str:
+        """As services take it: all of them."""
+        return ",".join(server.url for server in self.servers)
+
+    def named(self, name: str) -> NatsServer:
+        """The server that calls itself so, as the leader of a stream is named."""
+        return self.servers[int(name.removeprefix("nats-"))]
+
+    def __enter__(self) -> Self:
+        for server in self.servers:
+            server.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for server in self.servers:
+            server.stop()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Servers of a cluster must know each other's ports before they start, so these are looked for."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -15,11 +16,12 @@ from services.placer.backends.process import ProcessBackend, ProcessOptions
 from shared.errors import BackendError
 from shared.messages.ledger import ContainerLabels, Reservation
 from shared.messages.place import Gpu, Kind, PlaceRequest, Realtime, Secret
-from tests.docker_engine import docker_options, engine_url
+from tests.docker_engine import docker_options, engine_url, inspect
 
 NODE = "node-1"
 BOX = "laxity-0123456789abcdef01234567"
 LIMIT_S = 15
+LIMITS = {"cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us", "memory.max", "memory.limit_in_bytes"}
 HOSTILE = ["a b", "../../escape", "a.*.>", ".", "..", "-rf", "ü/\u202e", "line\nbreak", "." * 253, "x" * 253]
 REALTIME = Realtime(deadline_us=50_000, period_us=100_000, runtime_us=12_000, kind=Kind.FIRM)
 
@@ -53,6 +55,24 @@ class Cluster:
         for docker in self._dockers:
             await docker.close()
 
+    def limits(self) -> tuple[int, int] | None:
+        """What BOX may use now, as whoever enforces it has it: milli CPU and MiB; None where nothing enforces it."""
+        if self.kind == "docker":
+            host = inspect(f"{docker_options(self._folder).scope}.{BOX}")["HostConfig"]
+            return host["CpuQuota"] * 1000 // host["CpuPeriod"], host["Memory"] >> 20
+        if self.kind == "fake":
+            (file,) = (self._folder / "state").rglob("*.json")
+            held = json.loads(file.read_bytes())["labels"]["reservation"]
+            return held["cpu_milli"], held["memory_mib"]
+        plan = json.loads((self._folder / "state" / BOX / "start.json").read_bytes())
+        if any(text.startswith("not applied") for text in plan["limits"].values()):
+            return None
+        files = [file for group in plan["groups"] for file in Path(group).iterdir() if file.name in LIMITS]
+        found = {file.name: file.read_text() for file in files}
+        quota, period = found.get("cpu.max", "").split() or (found["cpu.cfs_quota_us"], found["cpu.cfs_period_us"])
+        memory = found.get("memory.max") or found["memory.limit_in_bytes"]
+        return int(quota) * 1000 // int(period), int(memory) >> 20
+
     def entries(self) -> set[str]:
         return {path.name for path in self._folder.iterdir()}
 
@@ -79,6 +99,8 @@ def spec(
     stubborn: bool = False,
     fails: bool = False,
     generation: int = 1,
+    cpu_milli: int = 0,
+    memory_mib: int = 0,
 ) -> StartSpec:
     """The same container for every backend: a command for those that run one, FAKE_… for the one that does not."""
     env: dict[str, str | Secret] = {}
@@ -100,8 +122,8 @@ def spec(
         devices=("GPU-5f1",),
         share_micro=500_000,
         device_memory_mib=0,
-        cpu_milli=0,
-        memory_mib=0,
+        cpu_milli=cpu_milli,
+        memory_mib=memory_mib,
         realtime=REALTIME,
     )
     labels = ContainerLabels(container=container, ledger_id="ledger", node=node, reservation=held, name="detector")
@@ -330,6 +352,28 @@ async def test_many_containers_are_kept_apart(cluster: Cluster) -> None:
     assert names - {"laxity-3"} == {seen.container for seen in await backend.list(NODE)}
     await asyncio.gather(*(backend.stop(NODE, name) for name in names))
     assert [] == await backend.list(NODE)
+
+
+async def test_a_running_container_gets_other_limits_and_goes_on(cluster: Cluster) -> None:
+    backend = cluster.backend()
+    started = await backend.start(spec(cpu_milli=250, memory_mib=64))
+    if cluster.limits() is None:
+        with pytest.raises(BackendError, match="started without a limit of"):
+            await backend.resize(NODE, BOX, cpu_milli=500, memory_mib=128)
+        return
+    assert (250, 64) == cluster.limits()
+    for size in [(500, 128), (500, 128), (1500, 96), (250, 192)]:  # again, then both ways at once
+        await cluster.backend().resize(NODE, BOX, cpu_milli=size[0], memory_mib=size[1])
+        assert size == cluster.limits()
+    await backend.resize(NODE, BOX, cpu_milli=0, memory_mib=256)
+    assert (250, 256) == cluster.limits()
+    (seen,) = await backend.list(NODE)
+    assert ("running", started.pid) == (seen.state, seen.pid)
+
+
+async def test_an_unknown_container_cannot_be_resized(cluster: Cluster) -> None:
+    with pytest.raises(BackendError, match="is not on"):
+        await cluster.backend().resize(NODE, "never-seen", cpu_milli=500, memory_mib=64)
 
 
 async def test_what_it_cannot_do_is_refused_and_not_left_out(cluster: Cluster) -> None:

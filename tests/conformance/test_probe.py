@@ -1,4 +1,4 @@
-"""What every probe promises, asked of the fake one and of the one that reads this machine's cores."""
+"""What every probe promises, asked of the fake one and of those of this machine's cores and of GPUs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,32 @@ from services.monitor.core import Core, Probed
 from services.monitor.probes.base import FIRST_SAMPLE, Capacity, Probe, Reading, Snapshot
 from services.monitor.probes.cpu import CoreSettings, CpuProbe, usable_cores
 from services.monitor.probes.fake import DeviceFault, FakeDevices, FakeProbe, Faults
+from services.monitor.probes.gpu import GpuProbe, GpuSharing
+from services.monitor.probes.nvml_process import NvmlProcess
 from shared.devices import core_of
 from shared.effects import Tick
 from shared.messages import NodeMetrics, Regime
+from tests.fake_nvml.build import FakeDriver, build_fake_nvml
 from tests.monitor_folders import labels_of
 
 DEADLINE_S = 20.0
 
 
-@pytest.fixture(params=["cpu", "fake"])
-def probe(request: pytest.FixtureRequest, tmp_path: Path) -> Probe:
-    if request.param == "fake":
-        return FakeProbe("n1", (FakeDevices(count=3, regime=Regime.GATED),), Capacity(64_000, 1 << 19))
-    return CpuProbe(tmp_path, {core: CoreSettings() for core in usable_cores()})
+@pytest.fixture(params=["cpu", "fake", "nvml"])
+def probe(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Probe]:
+    cores = CpuProbe(tmp_path, {core: CoreSettings() for core in usable_cores()})
+    match request.param:
+        case "cpu":
+            yield cores
+        case "fake":
+            yield FakeProbe("n1", (FakeDevices(count=3, regime=Regime.GATED),), Capacity(64_000, 1 << 19))
+        case _:
+            patch = request.getfixturevalue("monkeypatch")
+            for name, value in FakeDriver(build_fake_nvml(tmp_path), tmp_path / "profile").environment.items():
+                patch.setenv(name, value)
+            driver = NvmlProcess(DEADLINE_S, DEADLINE_S, 0.001)
+            yield GpuProbe(cores, driver, GpuSharing())
+            driver.restart()
 
 
 def told(*snapshots: Snapshot) -> NodeMetrics:

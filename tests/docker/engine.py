@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
+import http.client
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
+from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,19 +21,37 @@ import pytest
 
 IMAGE = "laxity-faults:local"
 """A busybox and nothing else: made in a fifth of a second, without a registry."""
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 90.0
+"""Of one that was killed: it ends the containers that it finds, one after the other, before it answers."""
 APPLETS = ("sh", "sleep", "dd", "true", "false", "echo")
+SIZE_MIB = 96
+"""Of its disk, which is in memory: quick, and small enough to be filled. A container takes 60 KiB of it."""
+
+
+class _Connection(http.client.HTTPConnection):
+    """To a unix socket."""
+
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("engine", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
 
 
 class OwnEngine:
     """One dockerd, in a network namespace of its own: with --bridge=none it removes docker0, which is another's."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        """``arguments``: more of them for dockerd, such as a second address, which only its own namespace has."""
         if os.geteuid() != 0 or shutil.which("dockerd") is None or shutil.which("busybox") is None:
             pytest.skip(
                 "an engine of the test's own needs root, dockerd and a static busybox; make test-docker has them"
             )
         self._folder = folder
+        self._arguments = arguments
         # Sockets lie below it, and a socket's path may have 107 bytes only.
         self._run = Path(tempfile.mkdtemp(prefix="laxity-faults-", dir="/run"))
         self._process: subprocess.Popen[bytes] | None = None
@@ -39,7 +59,15 @@ class OwnEngine:
 
     @property
     def url(self) -> str:
-        return f"unix://{self._run}/docker.sock"
+        return f"unix://{self.socket}"
+
+    @property
+    def socket(self) -> Path:
+        return self._run / "docker.sock"
+
+    @property
+    def _data(self) -> Path:
+        return self._folder / "data"
 
     @property
     def log(self) -> str:
@@ -57,7 +85,6 @@ class OwnEngine:
         return self
 
     def _begin(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
         (self._run / "docker.pid").unlink(missing_ok=True)  # of one that was killed
         if self._containerd is None:
             (self._folder / "containerd.toml").write_text(
@@ -68,10 +95,11 @@ class OwnEngine:
                 *("--root", str(self._folder / "containerd"), "--state", str(self._run / "state"), "-l", "warn"),
             )
         self._process = self._spawn(
-            *("dockerd", "--storage-driver=overlay2", "--data-root", str(self._folder / "data")),
+            *("dockerd", "--storage-driver=overlay2", "--data-root", str(self._data)),
             *("--exec-root", str(self._run / "exec"), "--pidfile", str(self._run / "docker.pid"), "-H", self.url),
             *("--shutdown-timeout=5", "--bridge=none", "--iptables=false", "--ip-masq=false", "--ip-forward=false"),
             *("--containerd", self._address),
+            *self._arguments,
         )
 
     @property
@@ -80,14 +108,16 @@ class OwnEngine:
 
     def _spawn(self, *command: str) -> subprocess.Popen[bytes]:
         with (self._folder / f"{command[0]}.log").open("ab") as log:
-            alone = ("unshare", "--net", *command)
+            loopback = 'busybox ip link set lo up; exec "$@"'
+            alone = ("unshare", "--net", "sh", "-c", loopback, "-", *command)
             return subprocess.Popen(alone, stdout=log, stderr=log, start_new_session=True)
 
     def _answers(self) -> bool:
         try:  # one that was killed ends the containers that it finds before it answers
-            return subprocess.run(self._client("version"), capture_output=True, timeout=5, check=False).returncode == 0
-        except subprocess.TimeoutExpired:
+            self.ask("/_ping", timeout_s=5)
+        except OSError:
             return False
+        return True
 
     def make_image(self) -> None:
         """IMAGE, from this machine's busybox."""
@@ -101,6 +131,11 @@ class OwnEngine:
         subprocess.run(["tar", "-C", str(root), "-cf", str(packed), "."], check=True)
         self.docker("import", str(packed), IMAGE)
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the engine was not started"
+        return self._process.pid
+
     # --- what an outsider sees ---
 
     def docker(self, *arguments: str) -> str:
@@ -108,13 +143,16 @@ class OwnEngine:
         done = subprocess.run(self._client(*arguments), capture_output=True, text=True, timeout=60, check=True)
         return done.stdout.strip()
 
+    def ask(self, path: str, timeout_s: float = 60) -> bytes:
+        """Answer to a GET; much cheaper than Docker's client, for what is asked again and again."""
+        connection = _Connection(self.socket, timeout_s)
+        with closing(connection):
+            connection.request("GET", path)
+            return connection.getresponse().read()
+
     def containers(self) -> list[dict[str, Any]]:
-        """All there are, inspected, in any state."""
-        names = self.docker("ps", "-aq", "--no-trunc").split()
-        if not names:
-            return []
-        done = subprocess.run(self._client("inspect", *names), capture_output=True, text=True, timeout=60, check=False)
-        found: list[dict[str, Any]] = json.loads(done.stdout or "[]")  # without those that went in between
+        """All there are, in any state, as the engine lists them: it may be a second late."""
+        found: list[dict[str, Any]] = json.loads(self.ask("/containers/json?all=1"))
         return found
 
     def _client(self, *arguments: str) -> list[str]:
@@ -136,12 +174,24 @@ class OwnEngine:
         self.signal(signal.SIGKILL)
         self._wait()
 
+    def fill(self) -> None:
+        """Its disk: no byte is left."""
+        with suppress(OSError), (self._data / "filler").open("wb", buffering=0) as filler:
+            while True:
+                filler.write(bytes(4096))
+
+    def make_room(self) -> None:
+        (self._data / "filler").unlink(missing_ok=True)
+
     def _wait(self) -> None:
         assert self._process is not None
         self._process.wait(START_TIMEOUT_S)
 
     def __enter__(self) -> Self:
         try:
+            self._data.mkdir(parents=True)
+            disk = ("mount", "-t", "tmpfs", "-o", f"size={SIZE_MIB}m", "tmpfs", str(self._data))
+            subprocess.run(disk, check=True)
             self.start().make_image()
         except BaseException:
             self.__exit__(None, None, None)
@@ -171,7 +221,7 @@ class OwnEngine:
                 each.info["cmdline"] or ()
             ):
                 for process in [*each.children(recursive=True), each]:
-                    with contextlib.suppress(psutil.NoSuchProcess):
+                    with suppress(psutil.NoSuchProcess):
                         process.kill()
 
     def _mounts(self) -> list[str]:

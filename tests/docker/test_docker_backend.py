@@ -16,6 +16,7 @@ from services.placer.backends.docker_spec import LABELS, create_body
 from shared.errors import BackendError
 from shared.messages.ledger import ContainerLabels, Reservation
 from shared.messages.place import PlaceRequest
+from tests.docker.proxy import Proxy
 from tests.docker_engine import IMAGE, docker, docker_options, engine_url, inspect
 
 pytestmark = pytest.mark.docker
@@ -25,41 +26,6 @@ BOX = "laxity-0123456789abcdef01234567"
 LIMIT_S = 20
 SLEEP = ("sleep", "60")
 NO_HOOK = "could not select device driver"
-
-
-class Proxy:
-    """Between a backend and its engine: counts connections, cuts them, or lets nothing through."""
-
-    def __init__(self, engine: Path) -> None:
-        self.open = 0
-        self.streams = 0
-        self.silent = False
-        self._engine = engine
-        self._writers: set[asyncio.StreamWriter] = set()
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.open += 1
-        theirs, ours = await asyncio.open_unix_connection(str(self._engine))
-        self._writers |= {writer, ours}
-        try:
-            await asyncio.gather(self._copy(reader, ours, count=True), self._copy(theirs, writer))
-        finally:
-            self._writers -= {writer, ours}
-            self.open -= 1
-
-    async def _copy(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, count: bool = False) -> None:
-        with contextlib.suppress(OSError):
-            while data := await source.read(65_536):
-                self.streams += count and b"/events?" in data
-                if not self.silent:
-                    sink.write(data)
-                    await sink.drain()
-        with contextlib.suppress(OSError):
-            sink.close()
-
-    def cut(self) -> None:
-        for writer in list(self._writers):
-            writer.transport.abort()
 
 
 @pytest.fixture
@@ -227,6 +193,7 @@ async def test_a_secret_reaches_the_container_and_nothing_else(
 ) -> None:
     (tmp_path / "secrets").mkdir()
     (tmp_path / "secrets" / "token").write_text("hunter2\n")
+    (tmp_path / "secrets" / "token").chmod(0o600)
     backend = make(options.model_copy(update={"secrets_dir": tmp_path / "secrets"}))
     await backend.start(spec(env={"TOKEN": {"secret": "token"}}))
     assert "hunter2" == docker("exec", engine_name(options), "sh", "-c", "echo $TOKEN")
@@ -245,6 +212,15 @@ async def test_limits_can_be_changed_while_it_runs(options: DockerOptions, make:
     assert pid == found["State"]["Pid"]
     with pytest.raises(BackendError, match="is not on"):
         await backend.resize(NODE, "unknown", cpu_milli=500)
+
+
+async def start_with_gpus(backend: DockerBackend, asked: StartSpec) -> None:
+    try:
+        await backend.start(asked)
+    except BackendError as error:
+        if NO_HOOK in str(error):
+            pytest.skip("the engine serves no GPUs, and has no nvidia-container-runtime-hook on its PATH")
+        raise
 
 
 # --- starts that fail, and names that are taken ---
@@ -460,37 +436,3 @@ async def test_no_connection_is_left_over(options: DockerOptions, make: Make, pr
         await backend.stop(NODE, BOX)
         await until(lambda: proxy.open == 1)  # the stream of events
     await until(lambda: proxy.open == 0)
-
-
-# --- GPUs ---
-
-
-async def start_with_gpus(backend: DockerBackend, asked: StartSpec) -> None:
-    try:
-        await backend.start(asked)
-    except BackendError as error:
-        if NO_HOOK in str(error):
-            pytest.skip("the engine serves no GPUs, and has no nvidia-container-runtime-hook on its PATH")
-        raise
-
-
-async def test_a_container_gets_the_devices_that_it_was_given(options: DockerOptions, make: Make) -> None:
-    await start_with_gpus(make(options), spec(devices=("GPU-5f1", "MIG-77"), gpu={"count": 2}))
-    environment = docker("exec", engine_name(options), "cat", "/proc/1/environ").split("\x00")
-    visible = {entry for entry in environment if entry.startswith("NVIDIA_VISIBLE_DEVICES=")}
-    assert {"NVIDIA_VISIBLE_DEVICES=GPU-5f1,MIG-77"} == visible
-
-
-async def test_a_container_without_gpus_sees_none(options: DockerOptions, make: Make) -> None:
-    await make(options).start(spec())
-    environment = docker("exec", engine_name(options), "cat", "/proc/1/environ").split("\x00")
-    assert "NVIDIA_VISIBLE_DEVICES=void" in environment
-    assert inspect(engine_name(options))["HostConfig"]["DeviceRequests"] is None
-
-
-async def test_a_device_that_the_hook_refuses_fails_the_start_with_its_words(
-    options: DockerOptions, make: Make
-) -> None:
-    with pytest.raises(BackendError, match="unknown device"):
-        await start_with_gpus(make(options), spec(devices=("GPU-broken",), gpu={}))
-    assert [] == there(options)

@@ -1,249 +1,53 @@
-"""Engines and placers that are stopped, killed or halted in the middle of placements, on an engine of the test's own.
+"""Engines and placers that are stopped, killed or halted in the middle of placements, on engines of the test's own.
 
-Each test ends in one look from outside, at the ledger, at the engine and at what the containers themselves wrote:
+Each test ends in one look from outside, at the ledger, at the engines and at what the containers themselves wrote:
 every request in a right state with a reason, every start run once, none left made and not started, nothing running
-that the ledger does not say.
+that the ledger does not say, no connection more than before. ``docks.py`` has that look.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import nats.errors
-import nats.js.errors
-import psutil
 import pytest
-from nats.aio.client import Client
 
 from services.placer.backends.base import StartSpec
-from services.placer.backends.docker import DockerBackend, Engine
+from services.placer.backends.docker import DockerBackend
+from services.placer.backends.docker_engine import Engine
+from services.placer.backends.docker_spec import create_body
 from shared.messages import ContainerLabels, PlaceRequest, Reservation
-from shared.testing.service_process import ServiceProcess
+from tests.docker.docks import NODE, OTHER, RESCAN_S, TRIES, WORK, Docks, Look
 from tests.docker.engine import IMAGE, OwnEngine
-from tests.docker_engine import docker_options, engine_url
-from tests.e2e.processes import DEVICE, Cluster
-from tests.outside import Json, ask, connect, until, value
+from tests.docker_engine import IMAGE as BASE
+from tests.docker_engine import docker, docker_options, engine_url
+from tests.outside import Json, ask, connect, until
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]
 
-NODE, OTHER = "docker-1", "fake-0"
-WORK = "trap 'exit 3' TERM; echo $LAXITY_CONTAINER >>/runs/log; sleep 600 & wait"
-"""Says that it runs; ends with an error when it is asked to end: with no trap, a first process ignores TERM."""
-IDLE_SOCKETS = 3
-"""Of a placer at rest: asyncio's own pair, and the one stream of the engine's events."""
-LIMIT_S = 60
-TRIES = 8
 OUTAGE = ("started", "exited", "failed")
 """Right states after one: on a busy machine an engine may take longer to come back than all tries do."""
-
-
-class Docks(Cluster):
-    """A node whose containers run on the engine, a fake one, and placers that reach both."""
-
-    def __init__(self, folder: Path, engine: OwnEngine) -> None:
-        super().__init__(folder, placers=2)
-        self.engine = engine
-        self.runs = folder / "runs"
-        self.runs.mkdir()
-        self.runs.chmod(0o777)
-
-    def __enter__(self) -> Docks:
-        super().__enter__()
-        env = {"LAXITY_MONITOR_NODE": NODE, "LAXITY_MONITOR_PROBE": "fake", "LAXITY_MONITOR_PERIOD_US": "300000"}
-        devices = json.dumps([{"count": 8, **DEVICE}])
-        self.others.append(self.service("services.monitor", "on-docker", LAXITY_MONITOR_FAKE_DEVICES=devices, **env))
-        self.others[-1].start()
-        return self
-
-    def placer(self, number: int) -> ServiceProcess:
-        options = {
-            "engines": {NODE: {"url": self.engine.url}},
-            "scope": "faults",
-            "image": IMAGE,
-            "pull": "never",
-            "gpus": False,
-            "volumes": {"runs": str(self.runs)},
-            "stop_grace_us": 500_000,
-            "call_timeout_us": 3_000_000,
-            "start_timeout_us": 5_000_000,
-            "rescan_us": 2_000_000,
-        }
-        env = {
-            "LAXITY_PLACER_BACKENDS": json.dumps({NODE: "docker", "*": "fake"}),
-            "LAXITY_PLACER_DOCKER": json.dumps(options),
-            "LAXITY_PLACER_BACKOFF_FIRST_US": "500000",
-            "LAXITY_PLACER_BACKOFF_MOST_US": "2000000",
-            "LAXITY_PLACER_MOST_TRIES": str(TRIES),
-        }
-        return self.service("services.placer", f"placer-{number}", **env)
-
-    def runs_of_each(self) -> Counter[str]:
-        """How often each container's command was run, by its own words."""
-        log = self.runs / "log"
-        return Counter(log.read_text().split()) if log.exists() else Counter()
+MANY = 50
 
 
 @pytest.fixture(scope="module")
 def docks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Docks]:
     engine_url()
     folder = tmp_path_factory.mktemp("docks")
-    with OwnEngine(folder / "engine") as engine, Docks(folder, engine) as made:
+    with OwnEngine(folder / "hurt") as hurt, OwnEngine(folder / "well") as well, Docks(folder, hurt, well) as made:
         yield made
 
 
 @pytest.fixture
-async def outside(docks: Docks) -> AsyncIterator[Client]:
+async def look(docks: Docks) -> AsyncIterator[Look]:
     client = await connect(docks.nats.url)
-
-    async def listed() -> Any:
-        devices = (await ask(client, "rt.nodes", {}))["devices"]
-        return len(devices) == 16 and all(device["standing"] != "excluded" for device in devices)
-
-    await until(listed, "all devices are in the list")
-    yield client
+    async with Look(docks, client) as made:
+        yield made
     await client.close()
-
-
-def wanted(request_id: str, command: str = WORK, **more: Any) -> Json:
-    volume = {"source": "runs", "target": "/runs", "read_only": False}
-    usual = {"request_id": request_id, "command": ["sh", "-c", command], "volumes": [volume]}
-    return usual | {"gpu": {"share": 0.1}, "candidates": [NODE]} | more
-
-
-async def _asked(client: Client, body: Json) -> None:
-    """Without an answer from a placer that is gone, another one decides it."""
-    try:
-        assert (await ask(client, "rt.place", body, 5))["outcome"] == "placed"
-    except nats.errors.TimeoutError:
-        return
-
-
-def begin(client: Client, name: str, count: int) -> list[str]:
-    """Ask for that many at the same time; every second one is to be started again when it fails."""
-    ids = [f"{name}-{number}" for number in range(count)]
-    for number, each in enumerate(ids):
-        restart = "on_failure" if number % 2 else "never"
-        TASKS.add(task := asyncio.create_task(_asked(client, wanted(each, restart=restart))))
-        task.add_done_callback(TASKS.discard)
-    return ids
-
-
-TASKS: set[asyncio.Task[None]] = set()
-
-
-async def record(client: Client, request_id: str) -> Json:
-    return await value(client, "rt_ledger", f"request.{request_id}") or {"state": "unknown", "steps": []}
-
-
-async def records(client: Client, ids: list[str]) -> list[Json]:
-    return list(await asyncio.gather(*(record(client, each) for each in ids)))
-
-
-async def all_ids(client: Client) -> list[str]:
-    """Of every request that the ledger knows."""
-    try:
-        keys = await (await client.jetstream().key_value("rt_ledger")).keys()
-    except nats.js.errors.NoKeysError:  # also where the server is too slow for it: the caller asks again
-        return []
-    return [key.removeprefix("request.") for key in keys if key.startswith("request.")]
-
-
-async def some_run(docks: Docks, least: int) -> None:
-    async def seen() -> bool:
-        ids = await asyncio.to_thread(docks.engine.docker, "ps", "-q")
-        return len(ids.split()) >= least
-
-    await until(seen, f"{least} containers run")
-
-
-async def state_is(client: Client, request_id: str, *allowed: str) -> Json:
-    async def seen() -> Json | None:
-        found = await record(client, request_id)
-        return found if found["state"] in allowed else None
-
-    found: Json = await until(seen, f"{request_id} is {allowed}", LIMIT_S)
-    return found
-
-
-# --- the look from outside ---
-
-Start = tuple[str, int, int]
-"""Request, replica, generation."""
-
-
-def starts_of(containers: list[Json]) -> list[Start]:
-    held = [json.loads(each["Config"]["Labels"]["laxity.labels"])["reservation"] for each in containers]
-    return sorted((each["request_id"], each["replica"], each["generation"]) for each in held)
-
-
-def should_run(found: list[Json]) -> list[Start]:
-    return sorted(
-        (each["request_id"], replica["replica"], replica["generation"])
-        for each in found
-        for replica in each.get("replicas", [])
-        if replica["state"] == "started" and replica["node"] == NODE
-    )
-
-
-def sockets(placer: ServiceProcess) -> int:
-    return len(psutil.Process(placer.pid).net_connections("unix"))
-
-
-async def settled(docks: Docks, client: Client, ids: list[str], *allowed: str) -> list[Json]:
-    """The requests' records, once ledger and engine say the same, and nothing is left that should not be."""
-
-    async def differences() -> dict[str, Any]:
-        known = {each["request_id"]: each for each in await records(client, await all_ids(client))}
-        there = await asyncio.to_thread(docks.engine.containers)
-        node = await value(client, "rt_ledger", f"node.{NODE}") or {"reservations": []}
-        held = sorted((each["request_id"], each["replica"], each["generation"]) for each in node["reservations"])
-        run, runs = should_run(list(known.values())), starts_of(_running(there))
-        return {
-            "not in a right state": [_steps(known, each) for each in ids if _state(known, each) not in allowed],
-            "running, against the ledger": (runs, run) if runs != run else None,
-            "held, against what runs": (held, run) if held != run else None,
-            "left over": [each["State"]["Status"] for each in there if not each["State"]["Running"]],
-            "sockets": [n for each in docks.placers if each.running and (n := sockets(each)) > IDLE_SOCKETS],
-        }
-
-    deadline = time.monotonic() + LIMIT_S
-    while any((wrong := await differences()).values()):
-        if time.monotonic() > deadline:
-            pytest.fail(json.dumps({what: seen for what, seen in wrong.items() if seen}, indent=1))
-        await asyncio.sleep(0.2)
-    found = await records(client, ids)
-    for each in found:
-        assert_told(each)
-    assert {} == {name: runs for name, runs in docks.runs_of_each().items() if runs != 1}
-    return found
-
-
-def _state(known: dict[str, Json], request_id: str) -> str:
-    return str(known[request_id]["state"]) if request_id in known else "unknown"
-
-
-def _steps(known: dict[str, Json], request_id: str) -> str:
-    steps = known[request_id]["steps"] if request_id in known else []
-    return f"{request_id}: " + ", ".join(f"{step['state']} ({step.get('detail')})" for step in steps)
-
-
-def _running(there: list[Json]) -> list[Json]:
-    return [each for each in there if each["State"]["Running"]]
-
-
-def assert_told(found: Json) -> None:
-    """Each step back or end that nobody asked for says why."""
-    silent = [
-        step for step in found["steps"] if step["state"] in {"waiting", "failed", "exited"} and not step["detail"]
-    ]
-    assert [] == silent, found
 
 
 def assert_engine_blamed(found: list[Json]) -> None:
@@ -252,64 +56,184 @@ def assert_engine_blamed(found: list[Json]) -> None:
     assert all(f"start on {NODE} failed, try {TRIES}: engine unix://" in why for why in whys), whys
 
 
-async def cleared(docks: Docks, client: Client, ids: list[str]) -> None:
-    """Release ends all of it, and nothing of it is left."""
-    await asyncio.gather(*(ask(client, "rt.release", {"request_id": each}) for each in ids))
-    await settled(docks, client, ids, "released", "exited", "failed")
-    assert [] == [each for each in starts_of(await asyncio.to_thread(docks.engine.containers)) if each[0] in ids]
-
-
 # --- engines ---
 
 
-async def test_an_engine_that_is_killed_in_the_middle_of_twenty_four_placements_by_two_placers(
-    docks: Docks, outside: Client
+async def test_an_engine_that_is_killed_in_the_middle_of_fifty_placements_by_two_placers(
+    docks: Docks, look: Look
 ) -> None:
-    ids = begin(outside, "killed", 24)
-    await some_run(docks, 8)
+    ids = look.begin("killed", MANY)
+    await look.some_run(8)
     await asyncio.to_thread(docks.engine.kill)
+    others = await look.others_go_on("while-killed")
     await asyncio.to_thread(docks.engine.start)
-    found = await settled(docks, outside, ids, *OUTAGE)
+    found = await look.settled(ids, *OUTAGE)
     again = [each for each in found if each["body"]["restart"] == "on_failure"]
     assert "started" in {each["state"] for each in again}
-    assert "exited" not in {each["state"] for each in again}
+    assert [] == [each for each in again if each["state"] == "exited"]
     assert_engine_blamed(found)
     assert any(each["replicas"][0]["generation"] > 1 for each in again)
-    await cleared(docks, outside, ids)
+    await look.cleared([*ids, *others])
 
 
-async def test_an_engine_that_is_stopped_and_started_in_the_middle_of_twenty_placements_by_one_placer(
-    docks: Docks, outside: Client
+async def test_an_engine_that_is_stopped_and_started_in_the_middle_of_fifty_placements_by_one_placer(
+    docks: Docks, look: Look
 ) -> None:
     assert 0 == docks.placers[1].stop()
-    ids = begin(outside, "stopped", 20)
-    await some_run(docks, 5)
+    ids = look.begin("stopped", MANY)
+    await look.some_run(8)
     await asyncio.to_thread(docks.engine.terminate)
-    await state_is(outside, "stopped-1", "waiting")  # so the outage is seen
+    await look.some_wait(ids)
+    others = await look.others_go_on("while-stopped")
     await asyncio.to_thread(docks.engine.start)
-    found = await settled(docks, outside, ids, *OUTAGE)
-    assert_engine_blamed(found)
+    assert_engine_blamed(await look.settled(ids, *OUTAGE))
     await asyncio.to_thread(docks.placers[1].start)
-    await cleared(docks, outside, ids)
+    await look.cleared([*ids, *others])
 
 
-async def test_while_an_engine_is_halted_other_nodes_go_on(docks: Docks, outside: Client) -> None:
-    before = begin(outside, "before", 4)
-    await some_run(docks, 1)
+async def test_while_an_engine_is_halted_other_nodes_go_on_also_with_a_placer_that_starts(
+    docks: Docks, look: Look
+) -> None:
+    before = look.begin("before", 4)
+    await look.some_run(1)
     docks.engine.signal(signal.SIGSTOP)
     try:
-        meanwhile = begin(outside, "meanwhile", 6)
-        for number in range(5):
-            await ask(outside, "rt.place", wanted(f"other-{number}", candidates=[OTHER]))
-        for number in range(5):
-            await state_is(outside, f"other-{number}", "started")
-        assert {"started"}.isdisjoint({each["state"] for each in await records(outside, meanwhile)})
-        await state_is(outside, "meanwhile-0", "waiting")
+        meanwhile = look.begin("meanwhile", 6)
+        docks.placers[1].kill()
+        await asyncio.to_thread(docks.placers[1].start)
+        others = await look.others_go_on("while-halted")
+        assert {"started"}.isdisjoint({each["state"] for each in await look.records(meanwhile)})
+        await look.state_is("meanwhile-0", "waiting")
     finally:
         docks.engine.signal(signal.SIGCONT)
-    others = [f"other-{number}" for number in range(5)]
-    await settled(docks, outside, [*before, *meanwhile, *others], "started")
-    await cleared(docks, outside, [*before, *meanwhile, *others])
+    await look.settled([*before, *meanwhile, *others], "started")
+    await look.cleared([*before, *meanwhile, *others])
+
+
+async def test_D6_D7_ends_are_known_whatever_becomes_of_the_stream_of_events(docks: Docks, look: Look) -> None:
+    ids, proxy = look.begin("cut", 6), docks.line.proxy
+    await look.settled(ids, "started")
+
+    proxy.refuses = True
+    docks.line.cut()
+    await docks.end(ids[0], ids[1])
+    assert {"started"} == {each["state"] for each in await look.records(ids)}
+    proxy.refuses = False
+    await assert_ended(look, ids[0], ids[1])
+
+    streams, before = proxy.streams, time.monotonic()
+    docks.line.hush()  # half open: nothing says that it is over
+    await docks.end(ids[2], ids[3])
+    await assert_ended(look, ids[2], ids[3])
+    assert time.monotonic() - before < 5 * RESCAN_S
+
+    async def replaced() -> bool:
+        return proxy.streams >= streams + len(docks.placers)
+
+    await until(replaced, "streams that say nothing are replaced")
+    proxy.silent = True
+    docks.line.hush()
+    await docks.end(ids[4], ids[5])
+    others = await look.others_go_on("while-silent")
+    assert ["started", "started"] == [each["state"] for each in await look.records(ids[4:])]
+    proxy.silent = False
+    await assert_ended(look, ids[4], ids[5])
+
+    await look.settled([*ids, *others], "started", "exited")
+    await look.cleared([*ids, *others])
+
+
+async def assert_ended(look: Look, once: str, again: str) -> None:
+    """The one with its exit code, and the other runs anew."""
+    why = f"replica 0 ended on {NODE} with exit code 3"
+    ended = await look.state_is(once, "exited")
+    assert (3, why) == (ended["exit_code"], ended["steps"][-1]["detail"])
+
+    async def runs_anew() -> Json | None:
+        found = await look.record(again)
+        return found if (found["state"], found["replicas"][0]["generation"]) == ("started", 2) else None
+
+    found: Json = await until(runs_anew, f"{again} runs again", 30)
+    assert why in [step["detail"] for step in found["steps"] if step["state"] == "waiting"]
+
+
+async def test_an_engine_whose_disk_is_full_starts_nothing_until_it_has_room(docks: Docks, look: Look) -> None:
+    ids = ["anchor", "waits", "moves"]
+    await look.place("anchor", gpu={"share": 0.5})  # bin packing goes where it is
+    await look.state_is("anchor", "started")
+    docks.engine.fill()
+    try:
+        await look.place("waits")
+        await look.place("moves", candidates=[NODE, OTHER], strategy="binpack")
+        await look.state_is("moves", "started")
+        await look.state_is("waits", "waiting")
+        assert ["running"] == [each["State"] for each in docks.engine.containers()]
+    finally:
+        docks.engine.make_room()
+    _, waits, moves = await look.settled(ids, "started")
+    assert (NODE, OTHER) == (waits["replicas"][0]["node"], moves["replicas"][0]["node"])
+    whys = [step["detail"] for each in (waits, moves) for step in each["steps"] if step["state"] == "waiting"]
+    assert len(whys) >= 2
+    assert all(f"start on {NODE} failed: " in why and "no space left on device" in why for why in whys), whys
+    await look.cleared(ids)
+
+
+# --- containers ---
+
+
+async def test_an_image_that_is_missing_moves_the_request_to_another_node_or_fails_it_with_the_reason(
+    docks: Docks, look: Look
+) -> None:
+    ids = ["packed", "moved", "fails"]
+    image = "laxity-elsewhere:1"
+    docks.engines[OTHER].docker("tag", IMAGE, image)
+    await look.place("packed", gpu={"share": 0.5})  # bin packing goes where it is
+    await look.place("fails", image=image)
+    await look.place("moved", image=image, candidates=[NODE, OTHER], strategy="binpack")
+    _, moved, fails = found = await look.settled(ids, "started", "failed")
+    assert ["started", "started", "failed"] == [each["state"] for each in found]
+    assert OTHER == moved["replicas"][0]["node"]
+    steps = [*moved["steps"], *fails["steps"]]
+    whys = [step["detail"] for step in steps if step["state"] in {"waiting", "failed"}]
+    assert len(whys) == 1 + TRIES
+    assert all(f"start on {NODE} failed" in why and f"{image} is not on" in why for why in whys), whys
+    assert f"start on {NODE} failed, try {TRIES}: " in fails["steps"][-1]["detail"]
+    await look.cleared(ids)
+
+
+async def test_containers_that_exit_at_once_take_too_much_memory_or_ignore_term(look: Look) -> None:
+    ids = ["once", "hungry", "deaf"]
+    says = "echo $LAXITY_CONTAINER >>/runs/log; "
+    await look.place("once", says + "exit 7")
+    await look.place("hungry", says + "exec dd if=/dev/zero of=/dev/null bs=200M", memory_mib=16)
+    await look.place("deaf", says + "trap '' TERM; while :; do sleep 1; done")
+    found = [await look.state_is(each, state) for each, state in zip(ids, ["exited", "exited", "started"], strict=True)]
+    assert [7, 137, None] == [each.get("exit_code") for each in found]
+    why = f"replica 0 ended on {NODE} with exit code"
+    assert [f"{why} 7", f"{why} 137"] == [each["steps"][-1]["detail"] for each in found[:2]]
+    await look.settled(ids, "exited", "started")
+    await ask(look.client, "rt.release", {"request_id": "deaf"})
+    await look.state_is("deaf", "released")
+    await look.cleared(ids)
+
+
+# --- placers ---
+
+
+async def test_a_placer_that_is_killed_in_the_middle_of_twenty_placements_and_comes_back(
+    docks: Docks, look: Look
+) -> None:
+    ids = look.begin("orphaned", 20)
+    await look.some_run(3)
+    docks.placers[0].kill()
+    others = await look.others_go_on("while-orphaned")
+    await asyncio.to_thread(docks.placers[0].start)
+    found = await look.settled([*ids, *others], "started")
+    assert {1} == {each["replicas"][0]["generation"] for each in found}
+    await look.cleared([*ids, *others])
+
+
+# --- an engine's own list ---
 
 
 class Lagging(Engine):
@@ -348,58 +272,22 @@ def _spec(container: str) -> StartSpec:
     return StartSpec(labels, PlaceRequest(command=("sh", "-c", WORK.replace(">>/runs/log", ""))))
 
 
-# --- containers ---
+class Removing(Engine):
+    """As an engine in the middle of a removal."""
+
+    async def inspect(self, container: str, timeout_us: int | None = None) -> dict[str, Any] | None:
+        found = await super().inspect(container, timeout_us)
+        return None if found is None else found | {"State": found["State"] | {"Status": "removing"}}
 
 
-async def test_an_image_that_is_missing_moves_the_request_to_another_node_or_fails_it_with_the_reason(
-    docks: Docks, outside: Client
-) -> None:
-    await ask(outside, "rt.place", wanted("anchor", gpu={"share": 0.5}))  # bin packing goes where it is
-    missing = {"image": "laxity-none:1", "strategy": "binpack"}
-    await ask(outside, "rt.place", wanted("moves", candidates=[NODE, OTHER], **missing))
-    await ask(outside, "rt.place", wanted("fails", **missing))
-    await state_is(outside, "fails", "failed")
-    anchor, moves, fails = await settled(docks, outside, ["anchor", "moves", "fails"], "started", "failed")
-    assert ("started", "started", "failed") == (anchor["state"], moves["state"], fails["state"])
-    assert OTHER == moves["replicas"][0]["node"]
-    whys = [
-        step["detail"] for each in (moves, fails) for step in each["steps"] if step["state"] in {"waiting", "failed"}
-    ]
-    assert len(whys) >= 2
-    assert all(f"start on {NODE} failed" in why and "laxity-none:1 is not on" in why for why in whys)
-    await cleared(docks, outside, ["anchor", "moves", "fails"])
-
-
-async def test_containers_that_exit_at_once_take_too_much_memory_or_ignore_term(docks: Docks, outside: Client) -> None:
-    once = "echo $LAXITY_CONTAINER >>/runs/log; exit 7"
-    hungry = "echo $LAXITY_CONTAINER >>/runs/log; exec dd if=/dev/zero of=/dev/null bs=200M"
-    deaf = "echo $LAXITY_CONTAINER >>/runs/log; trap '' TERM; while :; do sleep 1; done"
-    await ask(outside, "rt.place", wanted("once", once))
-    await ask(outside, "rt.place", wanted("hungry", hungry, memory_mib=16))
-    await ask(outside, "rt.place", wanted("deaf", deaf))
-    await state_is(outside, "once", "exited")
-    await state_is(outside, "hungry", "exited")
-    found = await settled(docks, outside, ["once", "hungry", "deaf"], "exited", "started")
-    assert [("exited", 7), ("exited", 137), ("started", None)] == [
-        (each["state"], each.get("exit_code")) for each in found
-    ]
-    await ask(outside, "rt.release", {"request_id": "deaf"})
-    await state_is(outside, "deaf", "released")
-    await cleared(docks, outside, ["once", "hungry", "deaf"])
-
-
-# --- placers ---
-
-
-async def test_a_placer_that_is_killed_in_the_middle_of_twenty_placements_and_comes_back(
-    docks: Docks, outside: Client
-) -> None:
-    ids = begin(outside, "orphaned", 20)
-    await some_run(docks, 3)
-    docks.placers[0].kill()
-    await asyncio.to_thread(docks.placers[0].start)
-    found = await settled(docks, outside, ids, "started")
-    assert [1] * 20 == [each["replicas"][0]["generation"] for each in found]
-    there = await asyncio.to_thread(docks.engine.containers)
-    assert sorted((each, 0, 1) for each in ids) == [each for each in starts_of(_running(there)) if each[0] in ids]
-    await cleared(docks, outside, ids)
+async def test_what_was_made_and_is_removed_before_it_ran_has_not_ended(tmp_path: Path) -> None:
+    options = docker_options(tmp_path)
+    backend = DockerBackend(options, tmp_path / "rings")
+    body = create_body(_spec("box"), options, None)
+    labels = [word for name, text in body["Labels"].items() for word in ("--label", f"{name}={text}")]
+    made = docker("create", *labels, BASE, "true")
+    backend._engines = {"*": Removing(options.engines["*"], options.call_timeout_us)}
+    listed = await backend.list(NODE)
+    await backend.close()
+    docker("rm", made)
+    assert [] == listed

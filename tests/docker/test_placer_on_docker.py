@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -78,7 +79,7 @@ async def test_containers_outlive_a_killed_placer_and_are_not_started_again(
     names = there(settings)
     assert 6 == len(set(names)) == len(names)
     assert all(inspect(name)["State"]["Running"] for name in names)
+    await asyncio.gather(*(cluster.ask("release", request_id=f"r{number}") for number in range(6)))
     for number in range(6):
-        await cluster.ask("release", request_id=f"r{number}")
         await cluster.reach(f"r{number}", "released")
     await until(lambda: there(settings) == [])  # the record says so when nothing runs any more

@@ -24,6 +24,7 @@ SEED = int(os.environ.get("LAXITY_FUZZ_SEED", "2026"))
 SUBJECTS = {
     "rt.place": ("PlaceRequest", "PlaceRequest.hold"),
     "rt.confirm": ("ConfirmRequest",),
+    "rt.resize": ("ResizeRequest",),
     "rt.release": ("ReleaseRequest",),
     "rt.nodes": ("NodesQuery",),
     "rt.metrics.fuzz": ("NodeMetrics",),

@@ -17,6 +17,8 @@ from tests.outside import Json, ask, connect, events, states, until, value
 
 pytestmark = pytest.mark.timeout(120)
 
+RUNS = ["accepted", "placed", "started"]
+
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
@@ -131,4 +133,4 @@ async def test_services_are_replaced_one_by_one_while_every_request_is_answered_
         return len(outcomes) + 1 == len(cluster.containers())
 
     await until(all_run, "all that were placed run")
-    assert ["accepted", "placed", "started"] == await states(outside, "first")
+    assert await states(outside, "first") in (RUNS, [RUNS[0], "queued", *RUNS[1:]])

@@ -468,6 +468,7 @@ def test_the_command_works_with_a_clients_key_and_with_the_operators(
     assert 0 == main(["place", "-f", str(tmp_path / "request.yaml"), "-o", "json"])
     assert 0 == main(["events", "--subject", "rt.events.place.typed", "-o", "json"])
     assert "laxity.place.accepted" in capsys.readouterr().out
+    assert 0 == main(["resize", "typed", "--memory", "64Mi", "-o", "json"])
     assert 0 == main(["release", "typed", "-o", "json"])
     capsys.readouterr()
     assert 4 == main(["status"])

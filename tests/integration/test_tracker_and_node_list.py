@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,40 @@ async def test_verdicts_of_a_killed_tracker_are_neither_lost_nor_doubled(
         ]
         assert (record["met"], record["missed"], len(set(missed))) == (0, 10, 10)
         assert tracker.stop() == 0
+
+
+async def test_a_standby_tracker_goes_on_where_the_killed_one_stopped_and_says_each_verdict_once(
+    nats_server: NatsServer, tmp_path: Path, outside: Client
+) -> None:
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    first = ServiceProcess("services.deadline_tracker", tmp_path / "a", nats_server.url)
+    second = ServiceProcess("services.deadline_tracker", tmp_path / "b", nats_server.url)
+
+    async def missed() -> list[str]:
+        stored = await events(outside, "rt.events.deadline.>")
+        return [event_id for event_id, body in stored if body["kind"] == "missed"]
+
+    async def holder() -> Any:
+        found = await value(outside, "rt_deadlines", "lease.deadline-tracker")
+        return found and found["holder"]
+
+    with first, second:
+        was = await until(holder, "one of the two holds the lease")
+        active, standby = (first, second) if f"-{first.pid}-" in was else (second, first)
+        for n in range(1, 21):
+            if n == 10:
+                active.kill()
+                killed_s = time.monotonic()
+            await say(outside, row(BEGIN, n), row(OVERDUE, n))
+
+        async def all_said() -> bool:
+            return len(await missed()) >= 20
+
+        await until(all_said, "the verdicts of both halves", 15)
+        print(f"all verdicts {time.monotonic() - killed_s:.1f} s after the active tracker was killed")
+        assert f"-{standby.pid}-" in await holder()
+        assert [f"n1/r0/{n}/missed" for n in range(1, 21)] == await missed()
+        assert standby.stop() == 0
 
 
 async def test_an_outside_client_is_told_of_a_miss_without_any_set_up(

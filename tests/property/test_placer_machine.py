@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from shared.effects import Commit, Disconnected, Received, Reconnected, Tick
-from shared.messages import ConfirmRequest, PlaceRequest, ReleaseRequest, State
+from shared.messages import ConfirmRequest, PlaceRequest, ReleaseRequest, ResizeRequest, State
 from tests.placer_world import SECOND, WALL, World, request
 
 MOST_PLACERS = 3
@@ -28,6 +28,8 @@ BODIES: tuple[dict[str, Any], ...] = (
     {"hold_us": 5 * SECOND},
     {"hold_us": 5 * SECOND, "queue": True},
     {"gpu": {"count": 2}, "queue": True},
+    {"gpu": None, "cpu_milli": 20_000, "memory_mib": 1_024, "queue": True, "restart": "on_failure"},
+    {"gpu": None, "cpu_milli": 10_000, "memory_mib": 1_024, "queue": True, "replicas": 2},
 )
 SEEN_NUMBER = st.integers(0, 1_000)
 
@@ -79,6 +81,25 @@ class PlacersMachine(RuleBasedStateMachine):
     @rule(request_id=IDS, variant=st.sampled_from([5, 6]), to=SEEN_NUMBER, generation=st.integers(1, 2))
     def confirm(self, request_id: str, variant: int, to: int, generation: int) -> None:
         self.world.ask(self.pick(to), ConfirmRequest(request_id=f"{request_id}{variant}", generation=generation))
+
+    @rule(
+        request_id=IDS,
+        variant=st.sampled_from([3, 5, 8, 9, 8, 9]),
+        to=SEEN_NUMBER,
+        cpu_milli=st.sampled_from([None, 1_000, 10_000, 30_000, 60_000]),
+        memory_mib=st.sampled_from([512, 2_048]),
+    )
+    def resize(self, request_id: str, variant: int, to: int, cpu_milli: int | None, memory_mib: int) -> None:
+        size = {"cpu_milli": cpu_milli, "memory_mib": memory_mib}
+        self.world.ask(self.pick(to), ResizeRequest(request_id=f"{request_id}{variant}", **size))
+
+    @rule(most_mib=st.sampled_from([None, 1_024]))
+    def engines_refuse(self, most_mib: int | None) -> None:
+        self.world.most_memory_mib = most_mib
+
+    @rule(node=st.sampled_from(["n1", "n2"]), silent=st.booleans())
+    def engine_is_silent(self, node: str, silent: bool) -> None:
+        (self.world.silent_nodes.add if silent else self.world.silent_nodes.discard)(node)
 
     # --- what takes time ---
 
@@ -166,6 +187,7 @@ class PlacersMachine(RuleBasedStateMachine):
         if not self.world.placers:
             return
         self.heal()
+        self.world.silent_nodes.clear()
         self.world.settle()
         acknowledged = {ack.token for ack in self.world.acks if ack.delay_us is None}
         for number in self.copies.keys() - acknowledged:
@@ -177,6 +199,7 @@ class PlacersMachine(RuleBasedStateMachine):
         assert not lost, lost
         settled = {State.STARTED, State.QUEUED, State.WAITING}  # waiting: for room, as a queued one does
         assert not [r for r in records.values() if not r.state.final and r.state not in settled]
+        assert not [r for r in records.values() if any(each.resizing for each in r.replicas)]
 
 
 PlacersMachine.TestCase.settings = settings(

@@ -6,12 +6,12 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.deadline_tracker.core import Core
-from shared.effects import Commit, CommitDone, CommitOutcome, KeyChanged, Publish, Received, Tick
+from services.deadline_tracker.core import CHECKPOINT_US
+from shared.effects import Commit, CommitDone, CommitOutcome, KeyChanged, Publish, Received, Tick, Write
 from shared.messages import TaskBatch, TaskEventKind
-from shared.subjects import DEADLINES, Subjects, node_key
+from shared.subjects import DEADLINES, node_key
 from tests.property.test_tracker_recount import DEADLINE, recount
-from tests.unit.test_tracker_core import batch, row
+from tests.unit.test_tracker_core import batch, lead, row, tracker
 
 RINGS = st.sampled_from([0, 1])
 
@@ -27,7 +27,8 @@ class TrackerMachine(RuleBasedStateMachine):
         self.open: list[list[int]] = [[], []]
         self.saved: tuple[bytes, int] | None = None
         self.missed: set[str] = set()
-        self.core, self.next = Core(Subjects(), 0.99, 500), 1
+        self.core, self.next, self.now_us = tracker(500), 1, 0
+        lead(self.core)
 
     # --- what the monitor writes ---
 
@@ -78,20 +79,29 @@ class TrackerMachine(RuleBasedStateMachine):
 
     @rule(arrives=st.booleans())
     def writes_a_checkpoint(self, arrives: bool) -> None:
-        for effect in self.core.handle(Tick("checkpoint", 0), 0):
+        self.now_us += CHECKPOINT_US
+        for effect in self.core.handle(Tick("checkpoint", 0), self.now_us):
             assert isinstance(effect, Commit)
-            (write,) = effect.writes
+            *written, lease = effect.writes
+            self._ends(effect, written, lease, arrives)
+
+    def _ends(self, effect: Commit, written: list[Write], lease: Write, arrives: bool) -> None:
+        outcome, revision, current = CommitOutcome.WRITTEN if arrives else CommitOutcome.UNKNOWN, 0, ()
+        for write in written:
             revision = self.saved[1] if self.saved else 0
             assert write.value is not None
             if write.expected == revision:
                 self.saved = (write.value, revision + 1)
-            outcome = CommitOutcome.WRITTEN if write.expected == revision and arrives else CommitOutcome.UNKNOWN
+            else:
+                outcome = CommitOutcome.CONFLICT
             current = (KeyChanged(DEADLINES, write.key, *self.saved),) if self.saved else ()
-            self.core.handle(CommitDone(effect.commit, outcome, {write.key: revision + 1}, current), 0)
+        revisions = {write.key: revision + 1 for write in (*written, lease)}
+        self.core.handle(CommitDone(effect.commit, outcome, revisions, current), self.now_us)
 
     @rule()
     def is_killed_and_started_again(self) -> None:
-        self.core = Core(Subjects(), 0.99, 500)
+        self.core = tracker(500)
+        lead(self.core)
         if self.saved:
             self.core.handle(KeyChanged(DEADLINES, node_key("n1"), *self.saved), 0)
         self.next = self.core.start_seq()

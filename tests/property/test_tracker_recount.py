@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.deadline_tracker.core import Core
-from shared.effects import Commit, KeyChanged, Publish, Received, Tick
+from services.deadline_tracker.core import CHECKPOINT_US, Core
+from shared.effects import Commit, CommitDone, CommitOutcome, KeyChanged, Publish, Received, Tick
 from shared.messages import TaskBatch, TaskEventKind
-from shared.subjects import DEADLINES, Subjects
-from tests.unit.test_tracker_core import batch, row
+from shared.subjects import DEADLINES
+from tests.unit.test_tracker_core import batch, lead, row, tracker
 
 DEADLINE = 50_000
 
@@ -84,24 +84,33 @@ def recount(history: list[TaskBatch]) -> tuple[dict[str, int], set[int]]:
     return counts, missed
 
 
+def leading() -> Core:
+    core = tracker(500)
+    lead(core)
+    return core
+
+
 @given(histories(), st.sets(st.integers(0, 45), max_size=5), st.sets(st.integers(0, 45), max_size=5))
 @settings(max_examples=300, deadline=None)
 def test_verdicts_equal_an_offline_recount_with_crashes_anywhere(
     history: list[TaskBatch], saves: set[int], crashes: set[int]
 ) -> None:
-    core, saved, missed = Core(Subjects(), 0.99, 500), None, []
+    core, saved, missed = leading(), None, []
     seq = 1
     while seq <= len(history):
         for effect in core.handle(Received("rt.events.task.n1", history[seq - 1], seq=seq), 0):
             missed += [effect.event_id] if isinstance(effect, Publish) and effect.body.kind == "missed" else []
         core.check()
         if seq in saves:
-            for effect in core.handle(Tick("checkpoint", 0), 0):
+            for effect in core.handle(Tick("checkpoint", 0), seq * CHECKPOINT_US):
                 assert isinstance(effect, Commit)
-                saved = effect.writes[0].value
+                *written, lease = effect.writes
+                saved = written[0].value if written else saved
+                revisions = {write.key: seq + 1 for write in (*written, lease)}
+                core.handle(CommitDone(effect.commit, CommitOutcome.WRITTEN, revisions), seq * CHECKPOINT_US)
         if seq in crashes:
             crashes.discard(seq)
-            core = Core(Subjects(), 0.99, 500)
+            core = leading()
             core.handle(KeyChanged(DEADLINES, "node.n1", saved, 1), 0) if saved else None
             seq = core.start_seq()
         else:

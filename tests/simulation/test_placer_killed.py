@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shared.effects import Received
-from shared.messages import ConfirmRequest, PlaceRequest, ReleaseRequest
+from shared.messages import ConfirmRequest, PlaceRequest, ReleaseRequest, ResizeRequest
 from tests.placer_world import SECOND, WALL, World, request
 
 
@@ -146,6 +146,29 @@ def runs_and_is_released(world: DyingWorld) -> None:
     release(world, "a")
 
 
+def runs_and_grows(world: DyingWorld) -> None:
+    place(world, cpu_milli=1_000, memory_mib=64, replicas=2)
+    world.pass_time(3)
+    world.client(ResizeRequest(request_id="a", cpu_milli=2_000))
+
+
+def runs_and_may_not_grow(world: DyingWorld) -> None:
+    """A client that had no answer asks again, so how often it is refused depends on who dies."""
+    world.most_memory_mib = 64
+    place(world, cpu_milli=1_000, memory_mib=64)
+    world.pass_time(3)
+    world.client(ResizeRequest(request_id="a", memory_mib=128))
+
+
+def shrinks_and_restarts(world: DyingWorld) -> None:
+    place(world, restart="on_failure", cpu_milli=1_000)
+    world.pass_time(3)
+    world.client(ResizeRequest(request_id="a", cpu_milli=500))
+    world.pass_time(10)
+    world.end(world.running("a")[0], 3)
+    world.pass_time(3)
+
+
 SCENARIOS: tuple[Script, ...] = (
     fits,
     gang,
@@ -161,6 +184,9 @@ SCENARIOS: tuple[Script, ...] = (
     exits,
     exits_and_restarts,
     runs_and_is_released,
+    runs_and_grows,
+    runs_and_may_not_grow,
+    shrinks_and_restarts,
 )
 
 
@@ -171,6 +197,8 @@ class Outcome:
     states: dict[str, str] = field(default_factory=dict)
     replicas: dict[str, list[tuple[str, int, int | None]]] = field(default_factory=dict)
     running: int = 0
+    reserved: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    """CPU and memory by request."""
 
 
 def run(script: Script, kill_at: int, tasks: str, placers: int) -> tuple[Outcome, int]:
@@ -192,6 +220,8 @@ def run(script: Script, kill_at: int, tasks: str, placers: int) -> tuple[Outcome
         outcome.replicas[request_id] = [
             (each.state, 0 if held else each.generation, each.exit_code) for each in record.replicas
         ]
+    for each in (each for node in world.reservations().values() for each in node):
+        outcome.reserved.setdefault(each.request_id, []).append((each.cpu_milli, each.memory_mib))
     return outcome, steps
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.placer.backends.cgroups import Hierarchy, apply, own_groups, quota_us, remove
+from services.placer.backends.cgroups import Hierarchy, apply, change, own_groups, quota_us, remove
 
 V1_MOUNTS = """\
 30 23 0:26 / {point}/cpu,cpuacct rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct
@@ -102,3 +102,37 @@ def test_quotas_keep_their_ratio_and_the_kernel_s_least(cpu_milli: int, expected
 
 def test_removing_what_is_not_there_is_no_error(tmp_path: Path) -> None:
     remove((str(tmp_path / "absent"), os.devnull))
+
+
+def group(folder: Path, **files: str) -> str:
+    """A group's folder; `_` stands for the dots of its files' names but the first."""
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name.replace("_", ".", 1)).write_text(text)
+    return str(folder)
+
+
+def test_version_2_changes_what_is_asked_and_leaves_the_rest(tmp_path: Path) -> None:
+    box = group(tmp_path / "box", cpu_max="10000 20000", memory_max="1")
+    change((box,), 1500, 0)
+    assert ("30000 20000", "1") == ((tmp_path / "box/cpu.max").read_text(), (tmp_path / "box/memory.max").read_text())
+    change((box,), 0, 64)
+    assert str(64 << 20) == (tmp_path / "box/memory.max").read_text()
+
+
+@pytest.mark.parametrize("size", [32, 128])
+def test_version_1_changes_memory_with_and_without_swap(tmp_path: Path, size: int) -> None:
+    cpu = group(tmp_path / "cpu", cpu_cfs_quota_us="10000", cpu_cfs_period_us="20000")
+    files = {"memory_limit_in_bytes": str(64 << 20), "memory_memsw.limit_in_bytes": str(64 << 20)}
+    memory = group(tmp_path / "memory", **files)
+    change((cpu, memory), 1, size)
+    found = {file.name: file.read_text() for folder in (cpu, memory) for file in Path(folder).iterdir()}
+    assert {"cpu.cfs_quota_us": "1000", "cpu.cfs_period_us": "1000000"} == {n: found[n] for n in found if n[0] == "c"}
+    assert {str(size << 20)} == {text for name, text in found.items() if name[0] == "m"}
+
+
+def test_without_a_group_for_one_of_them_neither_is_changed(tmp_path: Path) -> None:
+    box = group(tmp_path / "memory", memory_max="1")
+    with pytest.raises(OSError, match="started without a limit of cpu"):
+        change((box,), 500, 64)
+    assert "1" == (tmp_path / "memory/memory.max").read_text()

@@ -9,10 +9,12 @@ import pytest
 from rich.console import Console
 
 from cli import client, events, place
+from cli.explain import once_each
 from cli.main import main, parser
 from cli.output import Exit
 from cli.programs import Cluster, programs
-from shared.messages import FieldFault, Placement, PlaceReply, Reason, Score
+from shared.bus import StoredMsg
+from shared.messages import FieldFault, PlaceEvent, Placement, PlaceReply, Reason, Score
 
 
 def printed(reply: PlaceReply) -> list[str]:
@@ -131,3 +133,16 @@ def test_a_cluster_consists_of_what_was_asked_for(tmp_path: Path) -> None:
         *("placer-1", "placer-2", "placer-3"),
     ] == labels
     assert len(labels) == len({program.env["LAXITY_INSTANCE"] for program in programs(cluster)})
+
+
+def test_a_pull_has_its_line_and_of_one_pull_a_story_tells_how_far_it_came() -> None:
+    texts = ("image a: unknown size, unknown layers", "image a: 9 of 9 MiB, 2 of 2 layers, pulled")
+    bodies = [(1, "placed", None), *((0, "pulling", text) for text in texts), (2, "started", None)]
+    told = []
+    for number, (step, state, detail) in enumerate(bodies, 1):
+        event = PlaceEvent(at_us=0, request_id="a", state=state, generation=1, step=step, detail=detail)
+        told.append(StoredMsg("rt.events.place.a", event.to_json(), number, {"ce-id": f"{number}"}))
+    shown = str(events.line("rt.events.place.a", json.loads(told[1].body)))
+    assert shown.endswith(" place    a pulling, generation 1: image a: unknown size, unknown layers")
+    assert ["placed", "pulling", "started"] == [event.state for event in once_each([*told, told[-1]])]
+    assert texts[1] == list(once_each(told))[1].detail

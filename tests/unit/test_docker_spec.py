@@ -9,7 +9,8 @@ import pytest
 
 from services.placer.backends.base import StartSpec
 from services.placer.backends.docker_options import DockerOptions
-from services.placer.backends.docker_spec import create_body, engine_name, labels_of, line_of, registry_auth, tagged
+from services.placer.backends.docker_secrets import registry_auth
+from services.placer.backends.docker_spec import create_body, engine_name, labels_of, line_of, seen_of, tagged
 from services.placer.core.capabilities import Capabilities
 from shared.errors import BackendError
 from shared.messages.ledger import ContainerLabels, Reservation
@@ -138,6 +139,7 @@ def test_a_command_without_an_image_takes_the_one_of_the_cluster_or_is_refused()
 def test_a_secret_is_the_content_of_its_file(tmp_path: Path) -> None:
     (tmp_path / "vault").mkdir()
     (tmp_path / "vault" / "token").write_text("hunter2\n")
+    (tmp_path / "vault" / "token").chmod(0o600)
     options = OPTIONS.model_copy(update={"secrets_dir": tmp_path})
     asked = spec(env={"TOKEN": {"secret": "vault/token"}})
     assert "hunter2" == environment(asked, options)["TOKEN"]
@@ -153,6 +155,26 @@ def test_a_secret_that_cannot_be_read_is_told_by_its_name(tmp_path: Path, name: 
     with pytest.raises(BackendError, match="env TOKEN") as raised:
         environment(spec(env={"TOKEN": {"secret": name}}), options)
     assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
+def test_a_secret_that_others_may_read_is_refused_and_told_by_its_name(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "token").write_text("hunter2")
+    (tmp_path / "token").chmod(mode)
+    options = OPTIONS.model_copy(update={"secrets_dir": tmp_path})
+    with pytest.raises(BackendError) as raised:
+        environment(spec(env={"TOKEN": {"secret": "token"}}), options)
+    assert "env TOKEN: secret token may be read by others than its owner" == str(raised.value)
+
+
+def test_logins_that_others_may_read_are_refused_and_told_by_their_file(tmp_path: Path) -> None:
+    logins = tmp_path / "config.json"
+    logins.write_text("{}")
+    logins.chmod(0o640)
+    with pytest.raises(BackendError, match=r"config.json has mode 640, allowed: .*chmod 600"):
+        registry_auth("a", logins)
+    logins.chmod(0o600)
+    assert {} == registry_auth("a", logins)
 
 
 def test_the_ring_is_told_only_where_there_is_one(tmp_path: Path) -> None:
@@ -177,6 +199,7 @@ def test_an_image_without_a_tag_is_pulled_as_latest_and_not_with_all_tags() -> N
 def test_logins_are_those_of_the_image_s_registry(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"auths": {"r.example:5000": {"auth": base64.b64encode(b"me:pass:word").decode()}}}))
+    file.chmod(0o600)
     header = registry_auth("r.example:5000/a:1", file)["X-Registry-Auth"]
     assert {"username": "me", "password": "pass:word", "serveraddress": "r.example:5000"} == json.loads(
         base64.urlsafe_b64decode(header)
@@ -199,3 +222,9 @@ def test_labels_of_another_scope_or_that_cannot_be_read_are_not_ours() -> None:
 def test_a_stream_that_is_cut_within_a_line_says_nothing() -> None:
     assert {"id": "1f"} == line_of(b'{"id": "1f", "Actor": {}}\n')
     assert {} == line_of(b'{"id": "1') == line_of(b"[1]") == line_of(b"\xff")
+
+
+@pytest.mark.parametrize(("finished", "code"), [("2026-11-29T19:02:59.596027981Z", 0), ("0001-01-01T00:00:00Z", None)])
+def test_an_exit_code_without_a_time_of_the_end_is_one_that_nobody_saw(finished: str, code: int | None) -> None:
+    state = {"Running": False, "Status": "exited", "ExitCode": 0, "FinishedAt": finished}
+    assert code == seen_of({"Name": "/box", "Config": {"Labels": {}}, "State": state}, "").exit_code

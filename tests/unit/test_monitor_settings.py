@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from services.monitor.probes.base import Capacity
 from services.monitor.probes.cpu import CoreSettings
+from services.monitor.probes.gpu import GpuProbe
 from services.monitor.service import SERVICE, core_settings, make_probe
 from services.monitor.settings import MonitorSettings
 from shared.messages import Regime
@@ -61,6 +62,16 @@ def test_slices_may_stay_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch, field: str, value: str) -> None:
     with pytest.raises(ValidationError):
         settings(monkeypatch, **{field: value})
+
+
+def test_regimes_of_single_gpus_are_stated_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = settings(monkeypatch, PROBE="nvml", NVML_REGIMES='{"GPU-1": "mps"}')
+    assert ({"GPU-1": Regime.MPS}, GpuProbe) == (found.nvml_regimes, type(make_probe(found)))
+
+
+def test_the_driver_gets_less_time_than_the_cycle_in_which_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValidationError, match="nvml_deadline_us"):
+        settings(monkeypatch, PROBE="nvml", NVML_DEADLINE_US="2000000")
 
 
 def test_the_table_of_the_monitor_listens_to_nothing() -> None:

@@ -399,11 +399,11 @@ def test_a_standby_takes_over_when_the_lease_runs_out_and_the_old_writer_is_fenc
     first.beat("n1", device("g0"), times=2)
     second = Harness("b", first.bucket)
     second.wait(2_750_000, beating=("n1",))
-    assert second.core.active is False
+    assert second.core.lease.active is False
     second.wait(1_000_000, beating=("n1",))
-    assert (second.core.active, Lease.from_json(first.bucket[LEASE][0] or b"").holder) == (True, "b")
+    assert (second.core.lease.active, Lease.from_json(first.bucket[LEASE][0] or b"").holder) == (True, "b")
     first.beat("n1", device("g0", healthy=False))
-    assert (first.core.active, first.conflicts) == (False, 1)
+    assert (first.core.lease.active, first.conflicts) == (False, 1)
 
 
 def test_a_takeover_says_again_with_the_same_ids_and_numbers_no_change_twice() -> None:

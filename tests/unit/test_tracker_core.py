@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from services.deadline_tracker.core import Core
-from shared.effects import Commit, CommitDone, CommitOutcome, Effect, KeyChanged, Publish, Received, Tick
-from shared.messages import DeadlineEvent, NodeDeadlines, RingInfo, TaskBatch, TaskEventKind
+from services.deadline_tracker.core import LEASE, Core
+from shared.effects import (
+    Commit,
+    CommitDone,
+    CommitOutcome,
+    Draining,
+    Effect,
+    KeyChanged,
+    Publish,
+    Received,
+    Tick,
+    WatchReplayed,
+)
+from shared.messages import DeadlineEvent, Lease, NodeDeadlines, RingInfo, TaskBatch, TaskEventKind
 from shared.subjects import DEADLINES, Subjects
 
 BEGIN, END, OVERDUE, ABORTED, LOST, CLOSED = TaskEventKind
@@ -43,11 +54,22 @@ def batch(rows: Iterable[tuple[int, ...]], counter: int = 1, **info: object) -> 
     )
 
 
+def tracker(window: int = 1000, holder: str = "t") -> Core:
+    return Core(Subjects(), guarantee=0.99, window=window, holder=holder, lease_us=2_000_000)
+
+
+def lead(core: Core) -> list[Effect]:
+    """It finds the lease free and takes it; what it says then."""
+    (commit,) = core.handle(WatchReplayed(DEADLINES, frozenset()), 0)
+    return core.handle(CommitDone(commit.commit, CommitOutcome.WRITTEN, {LEASE: 1}), 0)
+
+
 class Told:
-    """A tracker and all that it said."""
+    """A tracker that holds the lease, and all that it said."""
 
     def __init__(self, window: int = 1000) -> None:
-        self.core = Core(Subjects(), guarantee=0.99, window=window)
+        self.core = tracker(window)
+        lead(self.core)
         self.seq = 0
         self.effects: list[Effect] = []
 
@@ -72,7 +94,8 @@ class Told:
         (commit,) = self.core.handle(Tick("checkpoint", 7), 0)
         assert isinstance(commit, Commit)
         assert commit.writes[0].value is not None
-        self.core.handle(CommitDone(commit.commit, CommitOutcome.WRITTEN, {commit.writes[0].key: 5}), 0)
+        revisions = {write.key: 5 + place for place, write in enumerate(commit.writes)}
+        self.core.handle(CommitDone(commit.commit, CommitOutcome.WRITTEN, revisions), 0)
         return commit.writes[0].value
 
 
@@ -193,7 +216,7 @@ def test_a_checkpoint_that_lost_its_race_is_written_again_over_the_newer_one() -
     (commit,) = told.core.handle(Tick("checkpoint", 7), 0)
     current = KeyChanged(DEADLINES, "node.n1", NodeDeadlines(node="n1", at_us=0, stream_seq=0).to_json(), 9)
     told.core.handle(CommitDone(commit.commit, CommitOutcome.CONFLICT, current=(current,)), 0)
-    (again,) = told.core.handle(Tick("checkpoint", 8), 0)
+    (again,) = told.core.handle(Tick("checkpoint", 8), 1)
     assert (commit.writes[0].expected, again.writes[0].expected) == (0, 9)
 
 
@@ -215,3 +238,81 @@ def test_a_batch_on_the_subject_of_another_node_is_counted_and_ignored() -> None
     told = Told()
     told.core.handle(Received("rt.events.task.n2", batch([row(BEGIN, 1)]), seq=1), 0)
     assert (told.core.nodes, told.core.counters["batches_of_another_node"]) == ({}, 1)
+
+
+def verdict(told: Told, place: int = 0) -> Received:
+    """What the stream shows once a verdict of ``told`` is stored."""
+    said = [effect for effect in told.effects if isinstance(effect, Publish)][place]
+    told.seq += 1
+    return Received(said.subject, said.body, seq=told.seq, headers={"ce-id": said.event_id})
+
+
+def standby_of(told: Told) -> Told:
+    standby = Told()
+    standby.core = tracker(holder="standby")
+    lease = told.core.handle(Tick("checkpoint", 0), 10**6)[0].writes[-1]
+    standby.core.handle(KeyChanged(DEADLINES, LEASE, lease.value, 2), 10**6)
+    assert [] == standby.core.handle(WatchReplayed(DEADLINES, frozenset({LEASE})), 10**6)
+    return standby
+
+
+def taken_over(standby: Told) -> list[str]:
+    """What it says when the lease has run out: the ids."""
+    (commit,) = standby.core.handle(Tick("checkpoint", 0), 3_000_001)
+    said = standby.core.handle(CommitDone(commit.commit, CommitOutcome.WRITTEN, {LEASE: 9}), 3_000_001)
+    return [effect.event_id for effect in said]
+
+
+def test_a_standby_judges_and_says_nothing_and_says_what_the_stream_lacks_when_it_takes_over() -> None:
+    told = Told()
+    standby = standby_of(told)
+    for one in (told, standby):
+        one.hear(row(BEGIN, 1), row(OVERDUE, 1), row(BEGIN, 2), row(OVERDUE, 2))
+    assert ["n1/r0/1/missed", "n1/c0/1/at_risk", "n1/r0/2/missed"] == told.ids
+    assert [] == standby.ids
+
+    standby.core.handle(verdict(told), 0)
+    assert [] == standby.core.handle(Tick("checkpoint", 0), 3_000_000)
+    assert ["n1/c0/1/at_risk", "n1/r0/2/missed"] == taken_over(standby)
+
+
+def test_a_verdict_that_is_heard_before_its_batch_is_not_said_again() -> None:
+    told = Told()
+    standby = standby_of(told)
+    told.hear(row(BEGIN, 1), row(OVERDUE, 1))
+    standby.core.handle(verdict(told), 0)
+    standby.hear(row(BEGIN, 1), row(OVERDUE, 1), seq=1)
+    assert ["n1/c0/1/at_risk"] == taken_over(standby)
+
+
+def test_a_checkpoint_holds_the_verdicts_that_the_stream_does_not_show_yet() -> None:
+    told = Told()
+    told.hear(row(BEGIN, 1), row(OVERDUE, 1), row(BEGIN, 2), row(OVERDUE, 2))
+    told.core.handle(verdict(told), 0)
+    saved = told.saved()
+
+    again = Told()
+    again.core = tracker()
+    again.core.handle(KeyChanged(DEADLINES, "node.n1", saved, 5), 0)
+    assert 1 == again.core.start_seq_of_verdicts()
+    said = lead(again.core)
+    assert [effect for effect in told.effects if isinstance(effect, Publish)][1:] == said
+
+
+def test_a_deposed_tracker_says_nothing_more_and_writes_nothing() -> None:
+    told = Told()
+    other = Lease(holder="other", counter=7, ttl_us=2_000_000).to_json()
+    told.core.handle(KeyChanged(DEADLINES, LEASE, other, 8), 0)
+    told.hear(row(BEGIN, 1), row(OVERDUE, 1))
+    assert ([], []) == (told.ids, told.core.handle(Tick("checkpoint", 0), 10**6))
+
+
+def test_a_tracker_that_stops_writes_what_changed_and_gives_the_lease_back() -> None:
+    told = Told()
+    told.hear(row(BEGIN, 1))
+    (commit,) = told.core.handle(Draining(), 0)
+    assert ["node.n1", LEASE] == [write.key for write in commit.writes]
+    assert commit.writes[1].value is None
+    standby = tracker()
+    standby.handle(KeyChanged(DEADLINES, LEASE, None, 3), 0)
+    assert [LEASE] == [w.key for c in standby.handle(WatchReplayed(DEADLINES, frozenset()), 0) for w in c.writes]

@@ -21,6 +21,12 @@ LOST: Final = "lost"
 """The probe used to see the device and does not any more."""
 RECOVERING: Final = "recovering"
 """Seen again, but not yet often enough in a row to be trusted."""
+NOT_TOLD_APART: Final = "not_told_apart"
+"""It is used, and how much of that is ours cannot be said."""
+MIG_ENABLED: Final = "mig_enabled"
+"""The GPU is split into MIG devices: it is no device itself, and the driver does not tell this of the parts."""
+UNIFIED_MEMORY: Final = "unified_memory"
+"""The memory is the machine's: what the GPU uses of it cannot be said."""
 
 
 @dataclass(frozen=True, slots=True)

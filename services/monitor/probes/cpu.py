@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from services.monitor.probes import proc as procfs
 from services.monitor.probes.base import (
     FIRST_SAMPLE,
+    NOT_TOLD_APART,
     UNREADABLE,
     Capacity,
     ContainerReading,
@@ -198,7 +199,7 @@ class CpuProbe:
     def _foreign_share(self, core: int, foreign: list[Process], sample: _Sample) -> Reading:
         """Millionths of the core used by processes of no container that are pinned to it alone."""
         if len(self._cores) == 1:
-            return Reading(None, "not_told_apart")  # everything runs on the only core, pinned or not
+            return Reading(None, NOT_TOLD_APART)  # everything runs on the only core, pinned or not
         alone = frozenset({core})
         pinned = [process for process in foreign if self._affinity(process.pid) == alone]
         ratio = self._cpu_ratio(pinned, sample)

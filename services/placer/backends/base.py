@@ -23,6 +23,7 @@ from typing import Literal, Protocol
 
 from services.placer.core.capabilities import Capabilities
 from shared.messages.ledger import ContainerLabels
+from shared.messages.nodes import Regime
 from shared.messages.place import PlaceRequest
 
 
@@ -34,6 +35,10 @@ class StartSpec:
     request: PlaceRequest
     env: Mapping[str, str] = field(default_factory=dict)
     """What the placer adds to the request's own environment; wins over it."""
+    regimes: tuple[Regime | None, ...] = ()
+    """How each device of the reservation is shared, in its order; None, or missing, where nobody knows."""
+    progress: Callable[[str], None] = field(default=lambda _: None, compare=False)
+    """Told how far a long wait is, such as the pull of an image, in words for people; at most once a second."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,18 @@ class Backend(Protocol):
 
         Called once at the placer's start, as a root task. Each exit is posted once per call of ``watch``; another
         placer's watch posts it too, so the caller acts only on what it owns. What is missed is found by ``list``.
+        """
+        ...
+
+    async def resize(self, node: str, container: str, *, cpu_milli: int, memory_mib: int) -> None:
+        """Give a running container these limits; 0 leaves one as it is. Idempotent, and the command notices nothing.
+
+        Called for a request of another size, and again by whoever takes it over. Returns when the limits hold: the
+        caller frees what is not needed any more. What is asked of one that has exited does not matter. Labels may go
+        on saying what it started with.
+        BackendError: it is unknown, or it keeps the limits that it had, both of them; the caller frees what was meant
+        for it. BackendSilentError: it may have either; the caller keeps the larger of both and asks again.
+        Only where ``capabilities.resize`` says so; others raise BackendError.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ PERIOD_US = 20_000
 LEAST_QUOTA_US = 1_000
 """The kernel refuses a smaller one."""
 UNLIMITED = "not asked for"
+_CPU = ("cpu.max", "cpu.cfs_quota_us")
+_MEMORY = ("memory.max", "memory.limit_in_bytes")
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,46 @@ def apply(name: str, cpu_milli: int, memory_mib: int, hierarchies: tuple[Hierarc
         if group is not None:
             groups[str(group)] = None
     return Limits(tuple(groups), applied)
+
+
+def change(groups: tuple[str, ...], cpu_milli: int, memory_mib: int) -> None:
+    """Other limits for the groups of a container; 0 leaves one as it is.
+
+    OSError where there is no group for one of them, or where the kernel refuses: then both are as they were.
+    """
+    cpu = _group_with(groups, _CPU, "cpu") if cpu_milli else None
+    memory = _group_with(groups, _MEMORY, "memory") if memory_mib else None
+    if memory is not None:  # first: what is in use already may be refused, a quota never is
+        _change_memory(memory, memory_mib << 20)
+    if cpu is not None:
+        _write_cpu(cpu, cpu_milli)
+
+
+def _group_with(groups: tuple[str, ...], files: tuple[str, ...], what: str) -> Path:
+    for group in map(Path, groups):
+        if any((group / file).exists() for file in files):
+            return group
+    raise OSError(errno.ENOENT, f"it was started without a limit of {what}")
+
+
+def _change_memory(group: Path, size: int) -> None:
+    """Version 1 keeps memory at most memory with swap, at each of the two steps."""
+    if (group / "memory.max").exists():
+        (group / "memory.max").write_text(str(size), encoding="ascii")
+        return
+    limit, with_swap = group / "memory.limit_in_bytes", group / "memory.memsw.limit_in_bytes"
+    files = [limit, *([with_swap] if with_swap.exists() else [])]
+    for file in reversed(files) if size > int(limit.read_text(encoding="ascii")) else files:
+        file.write_text(str(size), encoding="ascii")
+
+
+def _write_cpu(group: Path, cpu_milli: int) -> None:
+    quota, period = quota_us(cpu_milli)
+    if (group / "cpu.max").exists():
+        (group / "cpu.max").write_text(f"{quota} {period}", encoding="ascii")
+        return
+    (group / "cpu.cfs_period_us").write_text(str(period), encoding="ascii")
+    (group / "cpu.cfs_quota_us").write_text(str(quota), encoding="ascii")
 
 
 def remove(groups: tuple[str, ...]) -> None:

@@ -10,21 +10,17 @@ from __future__ import annotations
 import asyncio
 import builtins
 import shutil
-import ssl
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NoReturn
 
-import aiohttp
-from aiodocker import Docker
-from aiodocker.exceptions import DockerError
-
 from services.placer.backends import docker_spec as told
 from services.placer.backends.base import Seen, StartSpec
-from services.placer.backends.docker_options import DockerEngine, DockerOptions
+from services.placer.backends.docker_engine import Engine, NoAnswerError, RefusedError
+from services.placer.backends.docker_options import DockerOptions
+from services.placer.backends.docker_pull import Pulls
 from services.placer.backends.folder import folder_name, mark_ended, write_whole
 from services.placer.core.capabilities import Capabilities
 from shared.clock import Clock, SystemClock
@@ -33,130 +29,6 @@ from shared.errors import BackendError, clip
 POLL_US = 20_000
 RESUBSCRIBE_US = 200_000
 """Between the end of one stream of events and the next try."""
-NO_ENGINE = 900
-"""The client library's status where it cannot connect."""
-LONGEST_REASON = 500
-
-
-class RefusedError(BackendError):
-    """The engine's answer is an error; ``status`` is that of HTTP."""
-
-    def __init__(self, status: int, message: str) -> None:
-        self.status = status
-        super().__init__(clip(message, LONGEST_REASON))
-
-
-class NoAnswerError(BackendError):
-    """The engine did not answer in time, or cannot be reached."""
-
-
-class Engine:
-    """One engine: every call with a time limit of its own and a connection of its own, which ends with the call."""
-
-    def __init__(self, where: DockerEngine, call_timeout_us: int) -> None:
-        self.where = where
-        self.connector: aiohttp.BaseConnector | None = None
-        self.unstarted_since_us: dict[str, int] = {}
-        """When each container that is made and not started was first seen."""
-        self._call_timeout_us = call_timeout_us
-        self._client: Docker | None = None
-
-    async def ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: dict[str, Any] | None = None,
-        body: dict[str, Any] | None = None,
-        timeout_us: int | None = None,
-    ) -> Any:
-        """Its answer. Raises RefusedError or NoAnswerError."""
-        with self._refusals():
-            async with asyncio.timeout((timeout_us or self._call_timeout_us) / 1e6):
-                return await self._docker()._query_json(path, method, params=params, data=body)  # noqa: SLF001
-
-    async def inspect(self, container: str, timeout_us: int | None = None) -> dict[str, Any] | None:
-        """By id or name; None where there is none. Engines answer when no start or stop of it is under way."""
-        try:
-            found: dict[str, Any] = await self.ask("GET", f"containers/{container}/json", timeout_us=timeout_us)
-        except RefusedError as error:
-            if error.status == 404:
-                return None
-            raise
-        return found
-
-    async def delete(self, container_id: str, *, force: bool) -> bool:
-        """True where it is gone; False while the engine refuses, as it does for one that runs or is just removed."""
-        try:
-            await self.ask("DELETE", f"containers/{container_id}", params={"force": force, "v": True})
-        except RefusedError as error:
-            if error.status == 409:
-                return False
-            if error.status != 404:
-                raise
-        return True
-
-    @asynccontextmanager
-    async def stream(
-        self, method: str, path: str, params: dict[str, Any], headers: dict[str, str] | None = None
-    ) -> AsyncIterator[aiohttp.StreamReader]:
-        """Its answer, line by line as it comes; the connection is closed at the end, which the library forgets."""
-        async with AsyncExitStack() as stack:
-            with self._refusals():
-                async with asyncio.timeout(self._call_timeout_us / 1e6):
-                    query = self._docker()._query(path, method, params=params, headers=headers)  # noqa: SLF001
-                    response = await stack.enter_async_context(query)
-                    stack.callback(response.close)
-            yield response.content
-
-    async def line(self, lines: aiohttp.StreamReader, timeout_us: int) -> bytes | None:
-        """The next line of a stream, empty at its end; None where none came in time."""
-        with self._refusals():
-            try:
-                async with asyncio.timeout(timeout_us / 1e6):
-                    return await lines.readline()
-            except TimeoutError:
-                return None
-
-    async def close(self) -> None:
-        """Close its connections; a later call opens new ones."""
-        client, self._client = self._client, None
-        connector, self.connector = self.connector, None
-        if client is not None and connector is not None:
-            await client.session.close()
-            await client.close()
-            await connector.close()
-
-    def _docker(self) -> Docker:
-        """Made within the loop. The library's own connector stops at a hundred connections, and its tcp is plain."""
-        if self._client is None:
-            url = "unix://localhost" if self.where.local else self.where.url.replace("tcp://", "http://", 1)
-            self.connector = self._connect()
-            self._client = Docker(url, connector=self.connector)
-        return self._client
-
-    def _connect(self) -> aiohttp.BaseConnector:
-        if self.where.local:
-            return aiohttp.UnixConnector(self.where.url.removeprefix("unix://"), limit=0, force_close=True)
-        if self.where.tls is None:
-            return aiohttp.TCPConnector(limit=0, force_close=True)
-        context = ssl.create_default_context(cafile=str(self.where.tls / "ca.pem"))
-        context.load_cert_chain(self.where.tls / "cert.pem", self.where.tls / "key.pem")
-        return aiohttp.TCPConnector(ssl=context, limit=0, force_close=True)
-
-    @contextmanager
-    def _refusals(self) -> Iterator[None]:
-        """What can go wrong with an engine, as our errors."""
-        try:
-            yield
-        except DockerError as error:
-            if error.status == NO_ENGINE:
-                raise NoAnswerError(f"engine {self.where.url} is not reached") from error
-            raise RefusedError(error.status, error.message) from error
-        except TimeoutError as error:
-            raise NoAnswerError(f"engine {self.where.url} does not answer in time") from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:  # also a line that is too long, or no JSON
-            raise NoAnswerError(f"engine {self.where.url} broke off: {clip(str(error))}") from error
 
 
 class DockerBackend:
@@ -165,7 +37,7 @@ class DockerBackend:
     name = "docker"
 
     def __init__(self, options: DockerOptions, ring_root: Path, *, clock: Clock | None = None) -> None:
-        """``ring_root``: for engines of this machine that have none of their own."""
+        """``ring_root``: for engines of this machine that have none of their own. FieldError: a wrong setting."""
         self.capabilities = Capabilities(
             needs_image=options.image is None,
             images=True,
@@ -174,19 +46,20 @@ class DockerBackend:
             secrets=options.secrets_dir is not None,
             user=True,
             shm=True,
+            resize=True,
         )
         self._options = options
         self._ring_root = ring_root.absolute()
         self._clock = clock or SystemClock()
         made = {where: Engine(where, options.call_timeout_us) for where in options.engines.values()}
         self._engines = {pattern: made[where] for pattern, where in options.engines.items()}
-        self._pulls: defaultdict[tuple[DockerEngine, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._pulls = Pulls(options, self._clock)
 
     async def start(self, spec: StartSpec) -> Seen:
         """See Backend."""
         engine = self._engine(spec.labels.node)
         name = self._name(spec.labels.container)
-        body = told.create_body(spec, self._options, self._ring(engine, spec.labels.container))
+        body = told.create_body(spec, self._options, self._ring(engine, spec.labels.container), engine.where)
         give_up_us = self._clock.now_us() + 3 * self._options.start_timeout_us
         made = None
         while self._clock.now_us() < give_up_us:
@@ -195,7 +68,7 @@ class DockerBackend:
             elif made is not None:
                 raise BackendError(f"{spec.labels.container} was stopped while it started")
             else:
-                made = await self._create(engine, name, body)
+                made = await self._create(engine, name, body, spec.progress)
                 seen = await self._run(engine, made, spec) if made is not None else None
             if seen is not None:
                 return seen
@@ -210,11 +83,15 @@ class DockerBackend:
             return
         if told.runs(found):
             await self._end(engine, found)
+        if not engine.where.local:
+            await self._kill(engine, found["Id"])
+            await self._leave_ring(engine, found["Id"], container)
         while not await engine.delete(found["Id"], force=True):
             if self._clock.now_us() > give_up_us:
                 raise BackendError(f"{container} on {node} does not end")
             await self._clock.sleep_us(POLL_US)
-        self._leave_ring(engine, container)
+        if engine.where.local:
+            await self._leave_ring(engine, found["Id"], container)
 
     async def list(self, node: str) -> list[Seen]:
         """See Backend. Also removes what is left of a start that broke off."""
@@ -244,11 +121,11 @@ class DockerBackend:
         found = await self._ours(engine, container)
         if found is None or told.runs(found) or told.never_ran(found):
             return
-        if await engine.delete(found["Id"], force=False):
-            self._leave_ring(engine, container)
+        await self._leave_ring(engine, found["Id"], container)
+        await engine.delete(found["Id"], force=False)
 
     async def resize(self, node: str, container: str, *, cpu_milli: int = 0, memory_mib: int = 0) -> None:
-        """Change the limits of a running container; 0 leaves one as it is. BackendError where the engine refuses."""
+        """See Backend. An engine that refuses puts back what it had."""
         engine = self._engine(node)
         found = await self._ours(engine, container)
         if found is None:
@@ -280,11 +157,11 @@ class DockerBackend:
 
     # --- start ---
 
-    async def _create(self, engine: Engine, name: str, body: dict[str, Any]) -> str | None:
+    async def _create(self, engine: Engine, name: str, body: dict[str, Any], hear: Callable[[str], None]) -> str | None:
         """Its id; None where the name is taken by now."""
         image, options = body["Image"], self._options
         if options.pull == "always":
-            await self._pull(engine, image, again=True)
+            await self._pulls.pull(engine, image, hear, again=True)
         try:
             return await self._create_once(engine, name, body)
         except RefusedError as error:
@@ -292,7 +169,7 @@ class DockerBackend:
                 raise
             if options.pull == "never":
                 raise BackendError(f"image {image} is not on {engine.where.url}, and none is pulled") from error
-        await self._pull(engine, image, again=False)
+        await self._pulls.pull(engine, image, hear, again=False)
         return await self._create_once(engine, name, body)
 
     async def _create_once(self, engine: Engine, name: str, body: dict[str, Any]) -> str | None:
@@ -307,59 +184,44 @@ class DockerBackend:
             raise
         return str(made["Id"])
 
-    async def _pull(self, engine: Engine, image: str, *, again: bool) -> None:
-        """One pull of an image at a time; who waited for another's finds it there, unless it is to be pulled again."""
-        params = {"fromImage": told.tagged(image)}
-        headers = told.registry_auth(image, self._options.auth_file)
-        async with self._pulls[engine.where, image]:
-            if not again and await self._has(engine, image):
-                return
-            async with engine.stream("POST", "images/create", params, headers) as lines:
-                while line := await engine.line(lines, self._options.pull_idle_us):
-                    if (error := told.line_of(line).get("error")) is not None:
-                        raise BackendError(f"image {image} cannot be pulled: {clip(error, LONGEST_REASON)}")
-                if line is None:
-                    raise BackendError(f"image {image} cannot be pulled: no progress")
-
-    async def _has(self, engine: Engine, image: str) -> bool:
-        try:
-            await engine.ask("GET", f"images/{image}/json")
-        except RefusedError as error:
-            if error.status == 404:
-                return False
-            raise
-        return True
-
     async def _run(self, engine: Engine, made: str, spec: StartSpec) -> Seen | None:
         """Start what this call made; None where somebody removed it. A failure leaves nothing, also of the ring."""
         container = spec.labels.container
         start_by_us = self._clock.now_us() + self._options.left_after_us // 2
         try:
-            self._make_ring(engine, spec)
+            await self._make_ring(engine, made, spec)
             if self._clock.now_us() > start_by_us:
                 raise BackendError(f"{container} was made and not started in time")
             await engine.ask("POST", f"containers/{made}/start", timeout_us=self._options.start_timeout_us)
             found = await engine.inspect(made)
+            if found is not None and told.never_ran(found):
+                raise BackendError(f"engine {engine.where.url} started {container} and knows nothing of it")
             return None if found is None else told.seen_of(found, self._options.scope)
         except RefusedError:
             if await engine.inspect(made) is None:
                 return None
-            await self._undo(engine, made, container)
+            await self._undo(engine, made, container, failed=True)
             raise
         except (BackendError, asyncio.CancelledError):
             await asyncio.shield(self._undo(engine, made, container))
             raise
 
-    async def _undo(self, engine: Engine, made: str, container: str) -> None:
+    async def _undo(self, engine: Engine, made: str, container: str, *, failed: bool = False) -> None:
+        """``failed``: the engine said so, and nobody starts it again under this name."""
         with suppress(BackendError):  # an engine that does not answer: found and removed when it does
+            if failed and not engine.where.local:
+                await self._leave_ring(engine, made, container)
             await engine.delete(made, force=True)
             if engine.where.local and (ring := self._ring(engine, container)) is not None:
                 shutil.rmtree(ring, ignore_errors=True)
 
-    def _make_ring(self, engine: Engine, spec: StartSpec) -> None:
+    async def _make_ring(self, engine: Engine, made: str, spec: StartSpec) -> None:
         """With the labels for the monitor. Whatever user the image has must be able to write there."""
         ring = self._ring(engine, spec.labels.container)
-        if ring is None or not engine.where.local:
+        if ring is None:
+            return
+        if not engine.where.local:  # through the container's mount: the only way to that machine's files
+            await engine.put(made, told.RING_PARENT, told.ring_archive(spec.labels))
             return
         try:
             ring.mkdir(parents=True, exist_ok=True)
@@ -368,10 +230,16 @@ class DockerBackend:
         except OSError as error:
             raise BackendError(f"cannot make the ring folder {ring}: {error.strerror}") from error
 
-    def _leave_ring(self, engine: Engine, container: str) -> None:
+    async def _leave_ring(self, engine: Engine, container_id: str, container: str) -> None:
+        """Before the container is removed where its ring is reached through it; nothing runs in it any more."""
         ring = self._ring(engine, container)
-        if ring is not None and engine.where.local:
+        if ring is None:
+            return
+        if engine.where.local:
             mark_ended(ring)
+            return
+        with suppress(RefusedError):  # it is gone, or was made without a ring
+            await engine.put(container_id, told.RING, told.ended_archive())
 
     async def _adopt(self, engine: Engine, spec: StartSpec, found: dict[str, Any]) -> Seen | None:
         """What a container is that has our name; None: look again."""
@@ -419,6 +287,12 @@ class DockerBackend:
         except NoAnswerError:  # of the wait: it has not ended
             return
 
+    async def _kill(self, engine: Engine, container_id: str) -> None:
+        """Returns when nothing of it runs; it is still there."""
+        with suppress(RefusedError):  # it is gone, or has ended
+            await engine.ask("POST", f"containers/{container_id}/kill", params={"signal": "SIGKILL"})
+            await engine.ask("POST", f"containers/{container_id}/wait")
+
     async def _entries(self, engine: Engine) -> builtins.list[dict[str, Any]]:
         params = {"all": True, "filters": told.filters(self._options.scope)}
         entries: list[dict[str, Any]] = await engine.ask("GET", "containers/json", params=params)
@@ -440,7 +314,7 @@ class DockerBackend:
             }
         else:
             found = await engine.inspect(entry["Id"])
-        if found is not None and entry["State"] == "created" and told.never_ran(found):
+        if found is not None and told.never_ran(found):  # nor has it ended: somebody may just be removing it
             await self._replace_if_left(engine, entry["Id"])
             return None
         return None if found is None else told.seen_of(found, self._options.scope)
@@ -453,11 +327,13 @@ class DockerBackend:
             with suppress(BackendError):
                 async with engine.stream("GET", "events", params) as lines:
                     await self._post_ends(engine, posted, post)
-                    while (line := await engine.line(lines, self._options.rescan_us)) != b"":
-                        if line is None or (ended := told.line_of(line).get("id")) is None:
+                    while line := await engine.line(lines, self._options.rescan_us):
+                        if (ended := told.line_of(line).get("id")) is None:
                             await self._post_ends(engine, posted, post)
                         else:
                             await self._post_end(engine, ended, posted, post)
+                    if line is None:  # nothing ended, or nobody is there any more: only another stream can tell
+                        continue
             await self._clock.sleep_us(RESUBSCRIBE_US)
 
     async def _post_ends(self, engine: Engine, posted: set[str], post: Callable[[Seen], None]) -> None:
@@ -473,7 +349,9 @@ class DockerBackend:
 
         Inspected, since the engine's list shows an end only some time after the event that tells of it.
         """
-        if ended in posted or (found := await engine.inspect(ended)) is None or told.runs(found):
+        if ended in posted or (found := await engine.inspect(ended)) is None:
+            return
+        if told.runs(found) or told.never_ran(found):
             return
         posted.add(ended)
         post(told.seen_of(found, self._options.scope))

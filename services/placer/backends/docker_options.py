@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class DockerEngine(BaseModel):
@@ -15,10 +15,23 @@ class DockerEngine(BaseModel):
 
     url: str = Field(pattern=r"^(unix:///|tcp://|https://)\S+$")
     tls: Path | None = None
-    """Folder with ca.pem, cert.pem and key.pem, as Docker's own client has them; only with https."""
+    """Folder with ca.pem, cert.pem and key.pem, as Docker's own client has them; only with https. Read at the start
+    of the placer; others than its owner may not read the key."""
     ring_root: Path | None = None
     """Folder on the engine's machine into which containers put their rings. Where absent: with a unix socket the
     placer's own ``ring_root``, else none, and tasks of its containers are not tracked."""
+
+    mps_pipe_dir: Path | None = None
+    """Folder on the engine's machine with the pipes of NVIDIA's MPS daemon (its CUDA_MPS_PIPE_DIRECTORY); mounted into
+    containers whose devices the node declares as shared by MPS, which do not start without."""
+    mps_shm_dir: Path = Path("/dev/shm")  # noqa: S108 -- a file system of the machine
+    """The shared memory that the daemon sees; such containers have it as theirs, since contexts meet there."""
+
+    @model_validator(mode="after")
+    def _encrypts(self) -> Self:
+        if self.tls is not None and not self.url.startswith("https://"):
+            raise ValueError(f"tls: found with {self.url}, allowed: with https:// only, which encrypts")
+        return self
 
     @property
     def local(self) -> bool:

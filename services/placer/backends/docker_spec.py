@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
+import io
 import json
 import re
+import tarfile
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from services.placer.backends.base import Seen, StartSpec
 from services.placer.backends.cgroups import quota_us
-from services.placer.backends.docker_options import DockerOptions
+from services.placer.backends.docker_options import DockerEngine, DockerOptions
+from services.placer.backends.docker_secrets import secret_of
+from services.placer.backends.folder import RING_ENDED
 from services.placer.backends.process import THREADS
 from shared.devices import core_of
 from shared.errors import BackendError, FieldError, clip
 from shared.messages.ledger import ContainerLabels
-from shared.messages.place import PlaceRequest, Secret
+from shared.messages.nodes import Regime
+from shared.messages.place import PlaceRequest
 
-RING = "/run/laxity/ring"
+RING_PARENT, RING = "/run/laxity", "/run/laxity/ring"
 """Where a container finds the folder for its rings."""
+MPS, SHM = "/run/laxity/mps", "/dev/shm"  # noqa: S108 -- the container's own
+"""Where a container finds the pipes of the MPS daemon, and the memory that it shares with it."""
 SCOPE, LABELS, NODE, CONTAINER = "laxity.scope", "laxity.labels", "laxity.node", "laxity.container"
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
+_FETCHED = frozenset({"Verifying Checksum", "Download complete", "Extracting", "Pull complete"})
+_OF_LAYERS = _FETCHED | {"Pulling fs layer", "Waiting", "Downloading", "Already exists"}
 _IMAGE = re.compile(r"[a-z0-9](?:[A-Za-z0-9_-]|[.:/@](?![.:/@]))*")
-_HUB = "https://index.docker.io/v1/"
+_NEVER = "0001-"
+"""How the engine's times begin that never were."""
 
 
 def engine_name(scope: str, container: str) -> str:
@@ -57,16 +67,20 @@ def tagged(image: str) -> str:
     return image if "@" in image or ":" in image.rpartition("/")[2] else f"{image}:latest"
 
 
-def create_body(spec: StartSpec, options: DockerOptions, ring: Path | None) -> dict[str, Any]:
+def create_body(
+    spec: StartSpec, options: DockerOptions, ring: Path | None, where: DockerEngine | None = None
+) -> dict[str, Any]:
     """Body of the engine's create. Raises BackendError where the request asks for what is not allowed."""
+    where = where or DockerEngine(url="unix:///var/run/docker.sock")
     request = spec.request
     devices = spec.labels.reservation.devices
     gpus = [uuid for uuid in devices if core_of(uuid) is None] if options.gpus else []
+    mps = _served_by_mps(spec, gpus, where)
     ports = {f"{port}/tcp": [{"HostIp": options.publish_on, "HostPort": str(port)}] for port in request.ports}
     return {
         "Image": image_of(request, options),
         "Cmd": list(request.command) if request.command else None,
-        "Env": [f"{name}={value}" for name, value in _environment(spec, options, gpus, ring).items()],
+        "Env": [f"{name}={value}" for name, value in _environment(spec, options, gpus, ring, mps).items()],
         "User": request.user or "",
         "ExposedPorts": {port: {} for port in ports},
         "Labels": {
@@ -81,7 +95,11 @@ def create_body(spec: StartSpec, options: DockerOptions, ring: Path | None) -> d
             **_device_requests(gpus),
             "NetworkMode": options.network,
             "PortBindings": ports,
-            "Mounts": _mounts(request, options),
+            "Mounts": [
+                *_mounts(request, options),
+                *(_mps_mounts(where) if mps else ()),
+                *(_parent_mounts(options) if ring is not None and not where.local else ()),
+            ],
             "Binds": [f"{ring}:{RING}"] if ring is not None else [],
             "LogConfig": {"Type": "json-file", "Config": {"max-size": f"{options.log_mib}m", "max-file": "2"}},
         },
@@ -141,12 +159,54 @@ def _mounts(request: PlaceRequest, options: DockerOptions) -> list[dict[str, Any
     return found
 
 
-def _environment(spec: StartSpec, options: DockerOptions, gpus: list[str], ring: Path | None) -> dict[str, str]:
+def _parent_mounts(options: DockerOptions) -> list[dict[str, Any]]:
+    """An engine unpacks no archive into a root file system that is read-only, and takes a mount for another one."""
+    return [{"Type": "tmpfs", "Target": RING_PARENT}] if options.read_only else []
+
+
+def _served_by_mps(spec: StartSpec, gpus: list[str], where: DockerEngine) -> bool:
+    """Whether a daemon of MPS shares the container's GPUs. BackendError where that is so and cannot be made so.
+
+    Without the daemon's pipes CUDA goes on alone, beside the daemon: the share that was admitted would be nobody's.
+    """
+    known = dict(zip(spec.labels.reservation.devices, spec.regimes, strict=False))
+    for gpu in gpus:
+        if known.get(gpu) is None and where.mps_pipe_dir is not None:
+            raise BackendError(f"whether {gpu} is shared by MPS is not known: its node's facts do not name it")
+    shared = [gpu for gpu in gpus if known.get(gpu) is Regime.MPS]
+    if shared and where.mps_pipe_dir is None:
+        raise BackendError(f"{shared[0]} is shared by MPS, and the settings of engine {where.url} name no mps_pipe_dir")
+    if shared and spec.request.shm_mib:
+        raise BackendError(f"shm_mib: found {spec.request.shm_mib}, allowed: none, since {shared[0]} is shared by MPS")
+    return bool(shared)
+
+
+def _mps_mounts(where: DockerEngine) -> list[dict[str, Any]]:
+    """Clients meet the daemon at its pipes, and their CUDA contexts meet in the shared memory that it sees."""
+    folders = {MPS: where.mps_pipe_dir, SHM: where.mps_shm_dir}
+    return [{"Type": "bind", "Source": str(source), "Target": target} for target, source in folders.items()]
+
+
+def _mps_environment(spec: StartSpec, gpus: list[str]) -> dict[str, str]:
+    """A share in whole percents, rounded down so that all together are not over 100; memory of each GPU by its ordinal
+    inside, where all hold the same."""
+    held = spec.labels.reservation
+    limits = [f"{ordinal}={held.device_memory_mib}M" for ordinal in range(len(gpus))]
+    return {
+        "CUDA_MPS_PIPE_DIRECTORY": MPS,
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(max(1, held.share_micro // 10_000)),
+        **({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": ",".join(limits)} if held.device_memory_mib else {}),
+    }
+
+
+def _environment(
+    spec: StartSpec, options: DockerOptions, gpus: list[str], ring: Path | None, mps: bool
+) -> dict[str, str]:
     request, held = spec.request, spec.labels.reservation
     cores = sum(core_of(uuid) is not None for uuid in held.devices)
     threads = dict.fromkeys(THREADS, str(cores)) if cores else {}
     own = {
-        name: value if isinstance(value, str) else _secret(name, value, options.secrets_dir)
+        name: value if isinstance(value, str) else secret_of(name, value, options.secrets_dir)
         for name, value in request.env.items()
     }
     told = {
@@ -156,6 +216,8 @@ def _environment(spec: StartSpec, options: DockerOptions, gpus: list[str], ring:
         "LAXITY_CONTAINER": spec.labels.container,
         "LAXITY_REQUEST_ID": held.request_id,
     }
+    if mps:
+        told |= _mps_environment(spec, gpus)
     if ring is not None:
         told["LAXITY_RING_DIR"] = RING
     if request.realtime is not None:
@@ -163,46 +225,108 @@ def _environment(spec: StartSpec, options: DockerOptions, gpus: list[str], ring:
     return threads | own | dict(spec.env) | told
 
 
-def _secret(variable: str, reference: Secret, folder: Path | None) -> str:
-    """The content of its file, less one line end. What goes wrong is told with its name only."""
-    name = reference.secret
-    if folder is None:
-        raise BackendError(f"env {variable} refers to a secret, and this cluster has none")
-    path = (folder / name.replace("\x00", "")).resolve()
-    if "\x00" in name or not path.is_relative_to(folder.resolve()):
-        raise BackendError(f"env {variable}: found secret {clip(name)}, allowed: a name below the folder of secrets")
-    try:
-        return path.read_text(encoding="utf-8").removesuffix("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise BackendError(f"env {variable}: secret {clip(name)} cannot be read: {reason}") from None
+def ring_archive(labels: ContainerLabels) -> bytes:
+    """To unpack in RING_PARENT: a folder in which any user may write, with the labels for the monitor."""
+    return _archive({"ring": None, "ring/container.json": labels.to_json()})
 
 
-def registry_auth(image: str, auth_file: Path | None) -> dict[str, str]:
-    """The header with the login to the image's registry; empty where there is none."""
-    if auth_file is None:
-        return {}
-    first, slash, _ = image.partition("/")
-    host = first if slash and (first == "localhost" or "." in first or ":" in first) else _HUB
-    try:
-        login = json.loads(auth_file.read_bytes()).get("auths", {}).get(host)
-        user, _, password = base64.b64decode(login["auth"]).decode().partition(":") if login else ("", "", "")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise BackendError(f"logins to registries cannot be read: {auth_file}") from None
-    if not login:
-        return {}
-    content = json.dumps({"username": user, "password": password, "serveraddress": host})
-    return {"X-Registry-Auth": base64.urlsafe_b64encode(content.encode()).decode()}
+def ended_archive() -> bytes:
+    """To unpack in RING: the mark with which the folder is left to the monitor."""
+    return _archive({RING_ENDED: b""})
+
+
+def _archive(files: dict[str, bytes | None]) -> bytes:
+    """A tar; None stands for a folder."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name, body in files.items():
+            entry = tarfile.TarInfo(name)
+            if body is None:
+                entry.type, entry.mode = tarfile.DIRTYPE, 0o777
+            else:
+                entry.size = len(body)
+            tar.addfile(entry, io.BytesIO(body or b""))
+    return packed.getvalue()
 
 
 def line_of(line: bytes) -> dict[str, str]:
     """What a line of a stream says, of its words only; nothing where the stream was cut within the line."""
+    return {word: said for word, said in _content(line).items() if isinstance(said, str)}
+
+
+def _content(line: bytes) -> dict[str, Any]:
     try:
         content = json.loads(line)
     except ValueError:
         return {}
-    words = content.items() if isinstance(content, dict) else ()
-    return {word: said for word, said in words if isinstance(said, str)}
+    return content if isinstance(content, dict) else {}
+
+
+@dataclass
+class _Layer:
+    """Bytes as the registry sends them; None where the engine did not say."""
+
+    fetched: int | None = None
+    size: int | None = None
+    done: bool = False
+    there: bool = False
+    """Before the pull: nothing of it is fetched."""
+
+
+class PullProgress:
+    """How far a pull is, from the lines that the engine sends of it."""
+
+    def __init__(self, image: str) -> None:
+        self._image = image
+        self._layers: dict[str, _Layer] = {}
+
+    def take(self, line: bytes) -> None:
+        """One line; what is not of a layer changes nothing."""
+        said = _content(line)
+        status, of, detail = said.get("status"), said.get("id"), said.get("progressDetail")
+        if not isinstance(of, str) or status not in _OF_LAYERS:
+            return
+        layer = self._layers.setdefault(of, _Layer())
+        numbers = detail if isinstance(detail, dict) else {}
+        layer.size = _positive(numbers.get("total")) or layer.size
+        if status == "Downloading":
+            layer.fetched = _positive(numbers.get("current")) or layer.fetched
+        elif status in _FETCHED:
+            layer.fetched = layer.size or layer.fetched
+        layer.there = layer.there or status == "Already exists"
+        layer.done = layer.done or status in {"Already exists", "Pull complete"}
+
+    @property
+    def text(self) -> str:
+        """``image X: 41 of 120 MiB, 3 of 7 layers``; what is unknown is said to be so."""
+        return f"image {self._image}: {self._size()}, {self._count()}"
+
+    def _size(self) -> str:
+        wanted = [layer for layer in self._layers.values() if not layer.there]
+        if self._layers and not wanted:
+            return "nothing to fetch"
+        fetched = [layer.fetched for layer in wanted if layer.fetched is not None]
+        sizes = [layer.size for layer in wanted if layer.size is not None]
+        if not fetched:
+            return "unknown size"
+        if len(sizes) < len(wanted):
+            return f"{_mib(sum(fetched))} MiB of unknown size"
+        return f"{_mib(sum(fetched))} of {_mib(sum(sizes))} MiB"
+
+    def _count(self) -> str:
+        if not self._layers:
+            return "unknown layers"
+        return f"{sum(layer.done for layer in self._layers.values())} of {len(self._layers)} layers"
+
+
+def _positive(number: object) -> int | None:
+    """Engines say 0 or -1, or nothing, where a registry told no size."""
+    return number if isinstance(number, int) and number > 0 else None
+
+
+def _mib(count: int) -> str:
+    mib = count / (1 << 20)
+    return f"{mib:.0f}" if mib >= 10 else f"{mib:.2g}"
 
 
 def labels_of(labels: dict[str, str] | None, scope: str) -> ContainerLabels | None:
@@ -216,8 +340,8 @@ def labels_of(labels: dict[str, str] | None, scope: str) -> ContainerLabels | No
 
 
 def never_ran(found: dict[str, Any]) -> bool:
-    """Of an inspected container: made, and not started, or its start failed."""
-    return bool(found["State"]["Status"] == "created")
+    """Of an inspected container: made, and not started, or its start failed; also while it is being removed."""
+    return not runs(found) and str(found["State"]["StartedAt"]).startswith(_NEVER)
 
 
 def runs(found: dict[str, Any]) -> bool:
@@ -232,4 +356,6 @@ def seen_of(found: dict[str, Any], scope: str) -> Seen:
     node, container = (labels.node, labels.container) if labels else (raw.get(NODE, ""), found["Name"].lstrip("/"))
     if runs(found):
         return Seen(node, container, labels, "running")
-    return Seen(node, container, labels, "exited", exit_code=found["State"]["ExitCode"])
+    # An engine that lost sight of one may say 0 when it is started again, and no time (moby issue 45788).
+    nobody_saw = str(found["State"]["FinishedAt"]).startswith(_NEVER)
+    return Seen(node, container, labels, "exited", exit_code=None if nobody_saw else found["State"]["ExitCode"])

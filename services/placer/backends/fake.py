@@ -9,6 +9,7 @@ FAKE_START_US             how long a start takes
 FAKE_EXIT_AFTER_US        it exits by itself that long after its start
 FAKE_EXIT_CODE            with this code (0)
 FAKE_IGNORE_TERM          ``1``: a stop takes the whole grace
+FAKE_MOST_MEMORY_MIB      it refuses to be given more
 ========================  ========================================================================================
 """
 
@@ -31,7 +32,9 @@ from shared.errors import BackendError, FieldError
 from shared.messages.base import Message
 from shared.messages.ledger import ContainerLabels
 
-EVERYTHING = Capabilities(images=True, volumes=True, ports=True, secrets=True, user=True, shm=True, pods=True)
+EVERYTHING = Capabilities(
+    images=True, volumes=True, ports=True, secrets=True, user=True, shm=True, pods=True, resize=True
+)
 RESCAN_US = 100_000
 """How often ``watch`` looks for what other placers started."""
 _count = itertools.count()
@@ -46,28 +49,31 @@ class Behaviour(Message):
     exit_after_us: int | None = Field(default=None, ge=0)
     exit_code: int = 0
     ignore_term: bool = False
+    most_memory_mib: int | None = Field(default=None, ge=0)
 
     @classmethod
     def of(cls, env: Mapping[str, object]) -> Behaviour:
         """BackendError where a value is no whole number; unknown names are not ours."""
         fails = env.get("FAKE_START_FAILS", "0")
-        after = env.get("FAKE_EXIT_AFTER_US")
+        after, most = env.get("FAKE_EXIT_AFTER_US"), env.get("FAKE_MOST_MEMORY_MIB")
         return cls(
             start_fails=None if fails == "always" else _number("FAKE_START_FAILS", fails),
             start_us=_number("FAKE_START_US", env.get("FAKE_START_US", "0")),
             exit_after_us=None if after is None else _number("FAKE_EXIT_AFTER_US", after),
             exit_code=_number("FAKE_EXIT_CODE", env.get("FAKE_EXIT_CODE", "0")),
             ignore_term=env.get("FAKE_IGNORE_TERM", "") == "1",
+            most_memory_mib=None if most is None else _number("FAKE_MOST_MEMORY_MIB", most),
         )
 
 
 class _Record(Message):
-    """One container: written once, by the start, and replaced only by ``kill``."""
+    """One container: written once, by the start, and replaced only by ``resize`` and ``kill``."""
 
     labels: ContainerLabels
     exit_at_us: int | None
     exit_code: int | None
     ignore_term: bool
+    most_memory_mib: int | None = None
 
     def seen(self, now_us: int) -> Seen:
         exited = self.exit_at_us is not None and self.exit_at_us <= now_us
@@ -169,6 +175,24 @@ class FakeBackend:
         if found is not None and found.seen(self._clock.now_us()).state == "exited":
             self._forget(path)
 
+    async def resize(self, node: str, container: str, *, cpu_milli: int, memory_mib: int) -> None:
+        """See Backend. Its labels say what it has."""
+        self._called("resize", container)
+        path = self._path(node, container)
+        if (found := self._load(path)) is None:
+            raise BackendError(f"{container} is not on {node}")
+        if found.most_memory_mib is not None and memory_mib > found.most_memory_mib:
+            raise BackendError(f"the fake was told to refuse more: FAKE_MOST_MEMORY_MIB={found.most_memory_mib}")
+        if found.seen(self._clock.now_us()).state == "exited":
+            return  # a record that is written again would be posted again
+        limits = {"cpu_milli": cpu_milli, "memory_mib": memory_mib}
+        given = {limit: amount for limit, amount in limits.items() if amount}
+        held = found.labels.reservation.model_copy(update=given)
+        labels = found.labels.model_copy(update={"reservation": held})
+        write_whole(path, found.model_copy(update={"labels": labels}).model_dump_json().encode())
+        if self._ring(path) is not None:
+            self._write_labels(path, labels)
+
     def kill(self, node: str, container: str, exit_code: int | None = 137) -> None:
         """What the world does to a container: it ends now, with that code (None: nobody saw it)."""
         path = self._path(node, container)
@@ -191,6 +215,7 @@ class FakeBackend:
             exit_at_us=None if after_us is None else self._clock.now_us() + after_us,
             exit_code=behaviour.exit_code,
             ignore_term=behaviour.ignore_term,
+            most_memory_mib=behaviour.most_memory_mib,
         )
         self._write_labels(path, spec.labels)
         _write_once(path, record.model_dump_json().encode())

@@ -73,7 +73,7 @@ class ProcessBackend:
     """Linux only. Serves every node whose containers are to run on this machine."""
 
     name = "process"
-    capabilities = Capabilities(needs_command=True)
+    capabilities = Capabilities(needs_command=True, resize=True)
 
     def __init__(
         self,
@@ -142,6 +142,15 @@ class ProcessBackend:
         finally:
             self._watching.discard(wake)
             ends.close()
+
+    async def resize(self, node: str, container: str, *, cpu_milli: int, memory_mib: int) -> None:
+        """See Backend. One that runs without a control group has none to change, which is an error."""
+        folder = self._folder(container)
+        if folder.started() is None:
+            raise BackendError(f"{container} is not on {node}")
+        groups = tuple(folder.plan().get("groups", ()))
+        with _refusals(f"resize {container}"):
+            await asyncio.to_thread(cgroups.change, groups, cpu_milli, memory_mib)
 
     async def remove(self, node: str, container: str) -> None:  # noqa: ARG002 -- names are unique on this machine
         """See Backend. The folder goes to the ended ones; the ring is left to the monitor, which may still read it."""

@@ -26,6 +26,8 @@ class Capabilities:
     shm: bool = False
     pods: bool = False
     """Whether it binds pods that exist already."""
+    resize: bool = False
+    """Whether CPU and memory of a running container can be changed."""
 
     def lacking(self, request: PlaceRequest) -> str | None:
         """The first field of the request that cannot be honoured."""
@@ -61,5 +63,7 @@ OTHERS: Final = ""
 """In a mapping from node to Capabilities: all nodes that it does not name."""
 
 ALL_CAN_ALL: Final[Mapping[str, Capabilities]] = {
-    OTHERS: Capabilities(images=True, volumes=True, ports=True, secrets=True, user=True, shm=True, pods=True)
+    OTHERS: Capabilities(
+        images=True, volumes=True, ports=True, secrets=True, user=True, shm=True, pods=True, resize=True
+    )
 }

@@ -1,17 +1,24 @@
-"""Carrying out what the ledger says, through backends: starts, stops, lists, and what is learnt from them."""
+"""Carrying out what the ledger says, through backends: starts, stops, resizes, lists, and what is learnt from them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Protocol
 
+from services.placer.core.cluster import Cluster
 from services.placer.core.containers import (
     Ended,
     Found,
     Listed,
     ListFailed,
     ListNode,
+    Progress,
+    Resize,
+    Resized,
+    ResizeFailed,
+    ResizeUnknown,
     Start,
     Started,
     StartFailed,
@@ -23,10 +30,11 @@ from services.placer.core.following import Following
 from services.placer.core.hands import Hands
 from services.placer.core.intents import Chooser, Intent
 from services.placer.core.intents_life import MarkExited, MarkGone, MarkStarted, MarkStartFailed
+from services.placer.core.intents_resize import MarkResized, MarkResizeFailed
 from services.placer.core.leader import Leader
 from services.placer.core.ledger import Ledger
 from services.placer.core.reconcile import Judge
-from services.placer.core.records import nodes_of
+from services.placer.core.records import nodes_of, replica_of, said
 from services.placer.core.telling import Telling
 from shared.effects import Effect
 from shared.messages import RequestRecord, Reservation, State, container_name
@@ -40,6 +48,7 @@ class Placer(Protocol):
 
     me: str
     ledger: Ledger
+    cluster: Cluster
     following: Following
     leader: Leader
     telling: Telling
@@ -64,22 +73,36 @@ class Carrying:
         self._to_list: list[str] = []
 
     def carry(self, effects: Iterable[Effect]) -> None:
-        """Hand effects to the shell, but no start, stop or list of what is in hand already."""
-        for effect in effects:
-            if isinstance(effect, Start | Stop | ListNode) and not self.hands.take(effect, self._placer.now_us):
+        """Hand effects to the shell, but no start, stop, resize or list of what is in hand already."""
+        for each in effects:
+            effect = self._with_regimes(each) if isinstance(each, Start) else each
+            if isinstance(effect, Start | Stop | Resize | ListNode) and not self._take(effect):
                 continue
             if isinstance(effect, Start):
                 self._note(effect.labels.reservation, f"start of {effect.labels.container} on {effect.labels.node}")
             self._placer.say([effect])
 
+    def _take(self, effect: Start | Stop | Resize | ListNode) -> bool:
+        return self.hands.take(effect, self._placer.now_us)
+
+    def _with_regimes(self, start: Start) -> Start:
+        """As the node declares them now: a backend tells a container that shares its device by MPS so."""
+        facts = self._placer.cluster.facts(start.labels.node)
+        known = {device.uuid: device.regime for device in facts.devices} if facts else {}
+        return replace(start, regimes=tuple(map(known.get, start.labels.reservation.devices)))
+
     def pursue(self, record: RequestRecord) -> None:
-        """Stop what is to be stopped, as its owner; a start that is under way is left to end first."""
-        if record.owner != self._placer.me or record.state != State.STOPPING:
+        """Stop and resize what is to be, as its owner; what is under way with a container is left to end first."""
+        if record.owner != self._placer.me:
             return
         for each in record.replicas:
-            if each.state == State.STOPPING and each.node is not None:
-                name = self._container(record.request_id, each.replica, each.generation)
+            if each.node is None:
+                continue
+            name = self._container(record.request_id, each.replica, each.generation)
+            if each.state == State.STOPPING:
                 self.carry([Stop(each.node, name)])
+            elif each.state == State.STARTED and each.resizing is not None:
+                self.carry([Resize(each.node, name, each.resizing)])
 
     # --- what runs ---
 
@@ -149,23 +172,64 @@ class Carrying:
             self._placer.add(MarkStartFailed(held.request_id, held.replica, held.generation, event.reason))
             self._pursue_again(held.request_id)
 
+    def progress(self, event: Progress) -> None:
+        """Told while its start is in hand: what comes later would contradict what was said since."""
+        placer = self._placer
+        if placer.following.ledger_id is not None and self.hands.starts(event.labels.container):
+            placer.say([placer.telling.progress(event, placer.following.ledger_id, placer.wall_us)])
+
     def _pursue_again(self, request_id: str) -> None:
-        """A stop may have waited for the start to end."""
+        """A stop or a resize may have waited for what was under way to end."""
         stored = self._placer.ledger.records.get(request_id)
         if stored is not None and stored.value is not None:
             self.pursue(stored.value)
 
     def stopped(self, event: Stopped) -> None:
         self.hands.ended(event.container, self._placer.now_us)
-        for held in self._placer.ledger.reservations(event.node):
-            if self._container(held.request_id, held.replica, held.generation) == event.container:
-                self._note(held, "gone")
-                self._placer.add(MarkGone(held.request_id, held.replica, held.generation))
+        if held := self._held(event.node, event.container):
+            self._note(held, "gone")
+            self._placer.add(MarkGone(held.request_id, held.replica, held.generation))
 
     def stop_failed(self, event: StopFailed) -> None:
         """It may still run: its reservation stays, and the next beat tries again."""
         self.hands.ended(event.container, self._placer.now_us)
         self._placer.counters["stops.failed"] += 1
+
+    # --- how resizes ended: where the record wants another size by now, that one follows ---
+
+    def resized(self, event: Resized) -> None:
+        self.hands.ended(event.container, self._placer.now_us)
+        if held := self._held(event.node, event.container):
+            self._note(held, f"resized, {said(event.size)}")
+            self._settle(MarkResized(held.request_id, held.replica, held.generation, event.size))
+
+    def resize_failed(self, event: ResizeFailed) -> None:
+        self.hands.ended(event.container, self._placer.now_us)
+        if held := self._held(event.node, event.container):
+            self._note(held, f"resize failed: {event.reason}")
+            self._settle(MarkResizeFailed(held.request_id, held.replica, held.generation, event.size, event.reason))
+
+    def resize_unknown(self, event: ResizeUnknown) -> None:
+        """It may have either size: both stay reserved, and the next beat tries again."""
+        self.hands.ended(event.container, self._placer.now_us)
+        self._placer.counters["resizes.unknown"] += 1
+        if held := self._held(event.node, event.container):
+            self._note(held, f"resize not answered: {event.reason}")
+
+    def _settle(self, end: MarkResized) -> None:
+        """What is being written needs no second try; anything else that the record says does."""
+        self._placer.add(end)
+        stored = self._placer.ledger.records.get(end.request_id)
+        replica = replica_of(stored.value, end.replica) if stored and stored.value else None
+        if replica is not None and not (replica.state == State.STARTED and replica.resizing == end.size):
+            self._pursue_again(end.request_id)
+
+    def _held(self, node: str, container: str) -> Reservation | None:
+        """The reservation that stands for a container of our own."""
+        for held in self._placer.ledger.reservations(node):
+            if self._container(held.request_id, held.replica, held.generation) == container:
+                return held
+        return None
 
     def _container(self, request_id: str, replica: int, generation: int) -> str:
         assert self._placer.following.ledger_id is not None

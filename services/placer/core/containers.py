@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.effects import KeyChanged
-from shared.messages import ContainerLabels, PlaceRequest
+from shared.messages import ContainerLabels, PlaceRequest, Regime, Size
 
 # --- effects: slow, each ends in one of the events below ---
 
@@ -16,6 +16,8 @@ class Start:
 
     labels: ContainerLabels
     request: PlaceRequest
+    regimes: tuple[Regime | None, ...] = ()
+    """How each device of the reservation is shared, in its order; None where its node's facts do not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,15 @@ class Stop:
 
     node: str
     container: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Give a running container these limits, 0 leaves one as it is; ends in Resized, ResizeFailed or ResizeUnknown."""
+
+    node: str
+    container: str
+    size: Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +90,14 @@ class StartFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """A start is still pulling its image; told to people, and changes nothing."""
+
+    labels: ContainerLabels
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """Nothing of it runs."""
 
@@ -89,6 +108,34 @@ class Stopped:
 @dataclass(frozen=True, slots=True)
 class StopFailed:
     """It may still run."""
+
+    node: str
+    container: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """It runs with these limits, or has ended."""
+
+    node: str
+    container: str
+    size: Size
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeFailed:
+    """It has the limits that it had."""
+
+    node: str
+    container: str
+    size: Size
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeUnknown:
+    """Nobody answered: it may have either limits."""
 
     node: str
     container: str

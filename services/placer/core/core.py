@@ -22,8 +22,12 @@ from services.placer.core.containers import (
     Listed,
     ListFailed,
     PlaceStreamAt,
+    Progress,
     Read,
     ReadDone,
+    Resized,
+    ResizeFailed,
+    ResizeUnknown,
     Started,
     StartFailed,
     StopFailed,
@@ -34,6 +38,7 @@ from services.placer.core.intents import Chooser, Intent, Rules, Scope
 from services.placer.core.intents_decide import Decide
 from services.placer.core.intents_leader import CreateLedger, DropLease, Lead, RenewLease, Resign
 from services.placer.core.intents_life import Confirm, Release
+from services.placer.core.intents_resize import SetSize
 from services.placer.core.invariants import node_faults, record_faults
 from services.placer.core.leader import Leader
 from services.placer.core.leases import Leases
@@ -58,6 +63,7 @@ from shared.messages import (
     NodeFacts,
     PlaceRequest,
     ReleaseRequest,
+    ResizeRequest,
     unknown_fields,
 )
 from shared.subjects import LEDGER, NODES, Subjects, decode, node_key
@@ -112,8 +118,12 @@ class Core:
             CommitDone: self._committed,
             Started: self.carrying.started,
             StartFailed: self.carrying.start_failed,
+            Progress: self.carrying.progress,
             Stopped: self.carrying.stopped,
             StopFailed: self.carrying.stop_failed,
+            Resized: self.carrying.resized,
+            ResizeFailed: self.carrying.resize_failed,
+            ResizeUnknown: self.carrying.resize_unknown,
             Ended: self.carrying.ended,
             Listed: self.carrying.listed,
             ListFailed: self.carrying.list_failed,
@@ -339,10 +349,16 @@ class Core:
                 self._place(event, request)
             case ConfirmRequest() as asked:
                 self._ask(Confirm(asked.request_id, asked.generation, asked.replica, event.reply))
+            case ResizeRequest() as asked:
+                size = (asked.cpu_milli, asked.memory_mib, asked.generation)
+                self._ask(SetSize(asked.request_id, *size, event.reply, self._replicas(asked.request_id)))
             case ReleaseRequest() as asked:
-                stored = self.ledger.records.get(asked.request_id)
-                size = len(stored.value.replicas) if stored and stored.value else 1
-                self._ask(Release(asked.request_id, event.reply, size))
+                self._ask(Release(asked.request_id, event.reply, self._replicas(asked.request_id)))
+
+    def _replicas(self, request_id: str) -> int:
+        """How many keys of nodes a transition of the request can touch at most."""
+        stored = self.ledger.records.get(request_id)
+        return len(stored.value.replicas) if stored and stored.value else 1
 
     def _place(self, event: Received, request: PlaceRequest) -> None:
         if request.request_id is None:

@@ -15,6 +15,7 @@ from services.placer.core.records import (
     new_record,
     reply_of,
     settled,
+    sized,
     stepped,
 )
 from shared.effects import Ack, Effect, Reply
@@ -98,7 +99,7 @@ class Decide(Intent):
     def _hold_again(self, scope: Scope, record: RequestRecord) -> tuple[Effect, ...]:
         """A new hold, judged as if the old one had left. Refused, it changes nothing: the old one runs out."""
         scope.draft.free(record)
-        fits = scope.chooser.decide(self.request, scope.now_us)
+        fits = scope.chooser.decide(sized(record, self.request), scope.now_us)
         if not isinstance(fits, Fits):
             scope.draft.reserve(record, (each.replica for each in holders(record)))
             said = PlaceReply(
@@ -163,7 +164,7 @@ class TryWaiting(Intent):
         others = tuple(Assignment(r.replica, r.node, r.devices) for r in holders(record) if r.node is not None)
         for set_aside in dict.fromkeys((frozenset(record.set_aside), frozenset[str]())):
             decision = scope.chooser.decide(
-                body, scope.now_us, set_aside=set_aside, only=only, others=others, advise=False
+                sized(record, body), scope.now_us, set_aside=set_aside, only=only, others=others, advise=False
             )
             if isinstance(decision, Fits):
                 return decision
@@ -185,7 +186,8 @@ def _placed(scope: Scope, record: RequestRecord, fits: Fits) -> RequestRecord:
     first = scope.draft.rebuilt_generation(record.request_id) + 1
     to = {each.replica: each for each in fits.assignments}
     replicas = [
-        assigned(each, to[each.replica], state, first) if each.replica in to else each for each in record.replicas
+        assigned(each, to[each.replica], state, first, record.size) if each.replica in to else each
+        for each in record.replicas
     ]
     record = record.model_copy(update={"state": State.QUEUED} if record.state == State.EXPIRED else {})
     return settled(record, replicas, scope.wall_us, final=False, reasons=(), unproven=fits.unproven, backoff_us=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from services.placer.core.records import HOLDING, overall, reservation_of
+from services.placer.core.records import HOLDING, NO_STATES, overall, reservation_of
 from shared.messages import SHARE_WHOLE_MICRO, RequestRecord, Reservation, State
 
 _FROM_REPLICAS = frozenset({State.QUEUED, State.HELD, State.PLACED, State.STARTED, State.WAITING, State.STOPPING})
@@ -24,8 +24,13 @@ def record_faults(record: RequestRecord) -> Iterator[str]:
     numbers = [step.number for step in record.steps]
     if not numbers or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
         yield f"{name}: steps {numbers}"
-    elif record.steps[-1].state != record.state:
-        yield f"{name}: {record.state}, but its last step is {record.steps[-1].state}"
+    elif (last := _last_state(record)) not in {None, record.state}:
+        yield f"{name}: {record.state}, but its last step is {last}"
+
+
+def _last_state(record: RequestRecord) -> str | None:
+    """None where the steps that are kept say no state."""
+    return next((step.state for step in reversed(record.steps) if step.state not in NO_STATES), None)
 
 
 def node_faults(node: str, reservations: Iterable[Reservation]) -> Iterator[str]:

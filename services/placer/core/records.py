@@ -16,6 +16,7 @@ from shared.messages import (
     ReplicaRecord,
     RequestRecord,
     Reservation,
+    Size,
     State,
     Step,
     container_name,
@@ -28,6 +29,10 @@ HOLDING = frozenset({State.HELD, State.PLACED, State.STARTED, State.STOPPING})
 """Replicas in these states have a reservation on their node, all others have none."""
 RUNNABLE = frozenset({State.PLACED, State.STARTED})
 UNPLACED = frozenset({State.QUEUED, State.WAITING})
+
+ACCEPTED, RESIZING, RESIZED, RESIZE_FAILED = "accepted", "resizing", "resized", "resize_failed"
+NO_STATES = frozenset({ACCEPTED, "moved", RESIZING, RESIZED, RESIZE_FAILED})
+"""What steps say that changes no state."""
 
 
 def new_record(request: PlaceRequest, owner: str, wall_us: int) -> RequestRecord:
@@ -42,7 +47,7 @@ def new_record(request: PlaceRequest, owner: str, wall_us: int) -> RequestRecord
         replicas=tuple(
             ReplicaRecord(replica=number, state=State.QUEUED, generation=0) for number in range(request.replicas)
         ),
-        steps=(Step(number=1, state="accepted", at_us=wall_us, generation=0),),
+        steps=(Step(number=1, state=ACCEPTED, at_us=wall_us, generation=0),),
         arrived_at_us=wall_us,
     )
 
@@ -71,9 +76,14 @@ def stepped(
 ) -> RequestRecord:
     """The record after one more step; what is final follows from the state, unless `changes` says otherwise."""
     changed = record.model_copy(update={"state": state, "final": state.final} | changes)
+    return noted(changed, state, wall_us, detail)
+
+
+def noted(record: RequestRecord, word: str, wall_us: int, detail: str | None) -> RequestRecord:
+    """The record after one more step, which by itself changes nothing else."""
     number = record.steps[-1].number + 1 if record.steps else 1
-    step = Step(number=number, state=state, at_us=wall_us, generation=generation(changed), detail=detail)
-    return changed.model_copy(update={"steps": (*record.steps, step)[-MOST_STEPS:]})
+    step = Step(number=number, state=word, at_us=wall_us, generation=generation(record), detail=detail)
+    return record.model_copy(update={"steps": (*record.steps, step)[-MOST_STEPS:]})
 
 
 def settled(
@@ -120,13 +130,17 @@ def with_replica(record: RequestRecord, changed: ReplicaRecord) -> tuple[Replica
 
 def freed(replica: ReplicaRecord, state: State, exit_code: int | None = None) -> ReplicaRecord:
     """The replica without its place, in a state that holds none."""
-    return replica.model_copy(update={"state": state, "node": None, "devices": (), "exit_code": exit_code})
+    number = replica.generation
+    return ReplicaRecord(replica=replica.replica, state=state, generation=number, node=None, exit_code=exit_code)
 
 
-def assigned(replica: ReplicaRecord, to: Assignment, state: State, first_generation: int) -> ReplicaRecord:
-    """The replica at a new place: its next generation, at least `first_generation`."""
+def assigned(
+    replica: ReplicaRecord, to: Assignment, state: State, first_generation: int, size: Size | None
+) -> ReplicaRecord:
+    """The replica at a new place: its next generation, at least `first_generation`; `size` is the record's."""
     number = max(replica.generation + 1, first_generation)
-    return ReplicaRecord(replica=replica.replica, state=state, generation=number, node=to.node, devices=to.devices)
+    made = ReplicaRecord(replica=replica.replica, state=state, generation=number, node=to.node, devices=to.devices)
+    return made if size is None else made.model_copy(update={"size": size})
 
 
 def holders(record: RequestRecord) -> list[ReplicaRecord]:
@@ -138,20 +152,61 @@ def nodes_of(record: RequestRecord) -> set[str]:
     return {each.node for each in holders(record) if each.node is not None}
 
 
+def size_of(record: RequestRecord) -> Size:
+    """What its next start gets."""
+    return record.size or _asked(record)
+
+
+def said(size: Size) -> str:
+    """`cpu 500 milli, memory 64 MiB`."""
+    cpu = f"{size.cpu_milli} milli" if size.cpu_milli else "without limit"
+    memory = f"{size.memory_mib} MiB" if size.memory_mib else "without limit"
+    return f"cpu {cpu}, memory {memory}"
+
+
+def sized(record: RequestRecord, body: PlaceRequest) -> PlaceRequest:
+    """The body as it is to be decided on: with the size that the record has by now."""
+    return body if record.size is None else body.model_copy(update=dict(record.size))
+
+
+def size_held(record: RequestRecord, replica: ReplicaRecord) -> Size:
+    """What is reserved for a replica: while it is resized, of each quantity the larger one."""
+    has, gets = size_had(record, replica), replica.resizing
+    if gets is None:
+        return has
+    return Size(cpu_milli=max(has.cpu_milli, gets.cpu_milli), memory_mib=max(has.memory_mib, gets.memory_mib))
+
+
+def size_had(record: RequestRecord, replica: ReplicaRecord) -> Size:
+    """What its container has, or starts with: until a resize was seen to be done, what it had before."""
+    return replica.size or _asked(record)
+
+
+def _asked(record: RequestRecord) -> Size:
+    assert record.body is not None
+    return Size(cpu_milli=record.body.cpu_milli, memory_mib=record.body.memory_mib)
+
+
 def reservation_of(record: RequestRecord, replica: ReplicaRecord) -> Reservation:
     """What a replica holds: exactly what was decided on (case P23)."""
+    return _reservation(record, replica, size_held(record, replica))
+
+
+def _reservation(record: RequestRecord, replica: ReplicaRecord, size: Size) -> Reservation:
     assert record.body is not None
-    return Demand.of(record.body).reservation(record.request_id, replica.replica, replica.generation, replica.devices)
+    body = record.body.model_copy(update=dict(size))
+    return Demand.of(body).reservation(record.request_id, replica.replica, replica.generation, replica.devices)
 
 
 def labels_of(record: RequestRecord, replica: ReplicaRecord, ledger_id: str) -> ContainerLabels:
+    """Of a start: with the size that it has before any resize, so that one that fails leaves what it says it leaves."""
     assert record.body is not None
     assert replica.node is not None
     return ContainerLabels(
         container=container_name(ledger_id, record.request_id, replica.replica, replica.generation),
         ledger_id=ledger_id,
         node=replica.node,
-        reservation=reservation_of(record, replica),
+        reservation=_reservation(record, replica, size_had(record, replica)),
         name=record.body.name,
     )
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 
+from services.placer.core.containers import Progress
 from services.placer.core.reconcile import Alarm
 from services.placer.core.records import event_id, event_of
 from shared.effects import Publish
-from shared.messages import BusEvent, RequestRecord
+from shared.messages import PULLING, BusEvent, PlaceEvent, RequestRecord
 from shared.subjects import Subjects
 
 MOST_NOTES = 32
@@ -26,6 +27,7 @@ class Telling:
         self._me = me
         self._said: defaultdict[str, set[int]] = defaultdict(set)
         self._alarmed: set[tuple[str, str]] = set()
+        self._progress = 0
         self._notes: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=MOST_NOTES))
 
     def steps(self, record: RequestRecord, ledger_id: str, after: int = 0) -> list[Publish]:
@@ -54,6 +56,22 @@ class Telling:
         return [
             self._bus_event(f"container_{alarm.kind}", detail, f"{ledger_id}/alarm/{alarm.kind}/{container}", wall_us)
         ]
+
+    def progress(self, event: Progress, ledger_id: str, wall_us: int) -> Publish:
+        """What a start waits for. No step of the record, so it has no number, and an id that no step has."""
+        self._progress += 1
+        held = event.labels.reservation
+        body = PlaceEvent(
+            at_us=wall_us,
+            request_id=held.request_id,
+            state=PULLING,
+            generation=held.generation,
+            step=0,
+            name=event.labels.name,
+            detail=event.text,
+        )
+        event_id = f"{ledger_id}/{held.request_id}/{PULLING}/{self._me}/{self._progress}"
+        return Publish(self._subjects.place_event(held.request_id), body, event_id, f"laxity.place.{PULLING}")
 
     def ledger(self, kind: str, detail: str, wall_us: int) -> Publish:
         """The ledger is not the one that this placer knew (`ledger_foreign`), or was accepted (`ledger_accepted`)."""

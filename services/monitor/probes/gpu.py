@@ -1,0 +1,268 @@
+"""A probe whose devices are NVIDIA's GPUs and MIG devices: what the driver's answers mean, not how it is asked."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from services.monitor.probes import proc as procfs
+from services.monitor.probes.base import (
+    IMPLAUSIBLE,
+    MIG_ENABLED,
+    NOT_SUPPORTED,
+    NOT_TOLD_APART,
+    UNIFIED_MEMORY,
+    UNREADABLE,
+    Capacity,
+    DeviceReading,
+    Probe,
+    Reading,
+    Snapshot,
+)
+from services.monitor.probes.nvml_process import (
+    Answer,
+    Asked,
+    AskedMemory,
+    AskedProcesses,
+    NvmlProcess,
+    RawDevice,
+    RawGpu,
+)
+from shared.log import Logger, logger
+from shared.messages import Regime
+
+HIDDEN_MIB: Final = 256
+"""More memory than this in use and held by no process that the driver lists is somebody's whom we cannot see."""
+HIDDEN_WITH_RESERVED_MIB: Final = 2_048
+"""The same where the driver counts what it reserves as used, and does not tell how much that is."""
+MAX_PID: Final = 1 << 22
+_ILL: Final = frozenset({"gpu_lost", "reset_required"})
+"""Reasons that concern the whole device, whatever was asked."""
+_ILL_WITHOUT_MEMORY: Final = frozenset({"driver_error", "driver_timeout"})
+"""The same only where not even the memory is told: a card that fell off the bus may answer this (NVML: unknown)."""
+_INTEGRATED: Final = re.compile(r"\b(GB10|Orin|Thor|Xavier|Tegra)\b", re.IGNORECASE)
+"""Chips whose memory is the machine's. By model, since the same chip answers now this, now that (case M2)."""
+_EXCLUSIVE_THREAD, _PROHIBITED, _EXCLUSIVE_PROCESS = 1, 2, 3  # NVML's compute modes
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSharing:
+    """How GPUs are shared: ``regime``, or for single ones ``regimes`` by uuid; MIG devices always as MIG."""
+
+    regime: Regime = Regime.TIME_SLICED
+    regimes: Mapping[str, Regime] = field(default_factory=dict)
+    slice_us: int | None = None
+    switch_us: int | None = None
+
+
+class GpuProbe:
+    """GPUs from the driver, all else from ``host``, whose own devices are left out.
+
+    A driver that gives nothing at all leaves the devices that were seen before ill with its reason, and the rest of
+    the node as it is. Needs to see the machine's processes: the driver speaks of pids of the machine.
+    """
+
+    def __init__(
+        self,
+        host: Probe,
+        driver: NvmlProcess,
+        sharing: GpuSharing,
+        *,
+        proc: Path = Path("/proc"),
+        log: Logger | None = None,
+    ) -> None:
+        self._host, self._driver, self._sharing, self._proc = host, driver, sharing, proc
+        self._log = log or logger(service="monitor")
+        self._told: dict[str, DeviceReading] = {}
+        self._counts: Counter[str] = Counter()
+        self._state: str | None = ""
+
+    def capacity(self) -> Capacity:
+        return self._host.capacity()
+
+    def read(self) -> Snapshot:
+        host = self._host.read()
+        answer = self._driver.ask()
+        failed = answer.failed
+        found = [self._ill(uuid, failed) for uuid in self._told] if failed else list(self._devices(answer, host))
+        self._note(failed, len(found))
+        self._told |= {reading.uuid: reading for reading in found}
+        return replace(host, devices=tuple(found), counts={**host.counts, **self._counts})
+
+    def _note(self, failed: str | None, devices: int) -> None:
+        """Count what is wrong in each cycle, and log it once."""
+        if failed:
+            self._counts[f"nvml.{failed}"] += 1
+        if failed != self._state:
+            self._state = failed
+            if failed:
+                self._log.warning("no GPU can be seen", reason=failed)
+            else:
+                self._log.info("GPUs are seen", devices=devices)
+
+    def _devices(self, answer: Answer, host: Snapshot) -> Iterator[DeviceReading]:
+        ours = frozenset(pid for container in host.containers for pid in container.pids)
+        for gpu in answer.gpus:
+            uuid = gpu.uuid.value
+            if gpu.uuid.reason or not isinstance(uuid, str) or not uuid:
+                self._counts[f"nvml.device.{gpu.uuid.reason or UNREADABLE}"] += 1
+                if uuid in self._told:
+                    yield self._ill(uuid, gpu.uuid.reason or UNREADABLE)
+            elif gpu.instances is None:
+                yield self._device(gpu, ours, host)
+            else:
+                yield from self._split(gpu, ours, host)
+
+    def _split(self, gpu: RawGpu, ours: frozenset[int], host: Snapshot) -> Iterator[DeviceReading]:
+        """The MIG devices instead of the GPU; a GPU that was told before it was split is no device any more."""
+        assert gpu.instances is not None
+        if gpu.instances.reason:
+            self._counts[f"nvml.mig.{gpu.instances.reason}"] += 1
+        if gpu.uuid.value in self._told:
+            yield self._ill(gpu.uuid.value, MIG_ENABLED)
+        for instance in gpu.instances.value or ():
+            if isinstance(instance.uuid.value, str) and instance.uuid.value:
+                yield self._device(instance, ours, host)
+            else:
+                self._counts[f"nvml.mig.{instance.uuid.reason or UNREADABLE}"] += 1
+
+    def _ill(self, uuid: str, reason: str) -> DeviceReading:
+        """A device of which nothing is known now but that it was there, and how much memory it has."""
+        unknown = Reading(None, reason)
+        return replace(
+            self._told[uuid],
+            utilisation_ratio=unknown,
+            memory_used_mib=unknown,
+            foreign_share_micro=unknown,
+            foreign_memory_mib=unknown,
+            fault=reason,
+        )
+
+    def _device(self, raw: RawDevice, ours: frozenset[int], host: Snapshot) -> DeviceReading:
+        memory, used = self._memory(raw)
+        fault = _fault(raw)
+        if fault and memory.value is None and raw.uuid.value in self._told:
+            memory = self._told[raw.uuid.value].memory_mib  # a fact that stays
+        utilisation = _utilisation(raw)
+        unified = fault is None and memory.reason is None and _integrated(raw)
+        processes = self._processes(raw)
+        if isinstance(processes, dict) and not unified and _hidden(raw, processes, used):
+            processes = NOT_TOLD_APART
+        regime = self._regime(raw)
+        time_sliced = regime is Regime.TIME_SLICED
+        return DeviceReading(
+            uuid=raw.uuid.value,
+            index=raw.index,
+            model=str(raw.name.value or "unknown"),
+            regime=regime,
+            slice_us=self._sharing.slice_us if time_sliced else None,
+            switch_us=self._sharing.switch_us if time_sliced else None,
+            memory_mib=memory,
+            utilisation_ratio=utilisation,
+            memory_used_mib=used,
+            foreign_share_micro=_foreign_share(processes, ours, utilisation),
+            foreign_memory_mib=host.foreign_memory_mib if unified else _foreign_memory(processes, ours),
+            fault=fault,
+        )
+
+    def _memory(self, raw: RawDevice) -> tuple[Reading, Reading]:
+        """What can be scheduled, which is what the driver does not reserve, and what is used; in MiB."""
+        memory, reason = raw.memory.value, raw.memory.reason
+        if _integrated(raw) and reason in (None, NOT_SUPPORTED):
+            total_mib = procfs.memory_mib(self._proc)["MemTotal"]
+            return Reading(total_mib, None if total_mib is not None else UNREADABLE), _used_by_processes(raw)
+        if memory is None:
+            return Reading(None, reason or UNREADABLE), Reading(None, reason or UNREADABLE)
+        if memory.total <= 0:
+            return Reading(None, IMPLAUSIBLE), Reading(None, IMPLAUSIBLE)
+        return Reading((memory.total - (memory.reserved or 0)) >> 20), Reading(_mib(memory.used))
+
+    def _processes(self, raw: RawDevice) -> dict[int, int | None] | str:
+        """MiB by pid, None where not told; instead of a list with one impossible entry its reason (cases M7, M8)."""
+        if raw.processes.value is None:
+            return raw.processes.reason or UNREADABLE
+        found = {pid: None if held is None else _mib(held) for pid, held in raw.processes.value}
+        if not all(0 < pid <= MAX_PID for pid in found):
+            self._counts["nvml.processes.implausible"] += 1
+            return IMPLAUSIBLE
+        if not all((self._proc / str(pid)).exists() for pid in found):  # pids of a world that we do not see
+            return NOT_TOLD_APART
+        return found
+
+    def _regime(self, raw: RawDevice) -> Regime:
+        if not isinstance(raw, RawGpu):
+            return Regime.MIG
+        stated = self._sharing.regimes.get(raw.uuid.value, self._sharing.regime)
+        exclusive = raw.compute_mode.value in (_EXCLUSIVE_THREAD, _EXCLUSIVE_PROCESS)
+        return Regime.EXCLUSIVE if exclusive and stated is Regime.TIME_SLICED else stated
+
+
+def _fault(raw: RawDevice) -> str | None:
+    """Why the device itself is ill."""
+    asked: list[Asked | AskedMemory | AskedProcesses] = [raw.uuid, raw.memory, raw.name, raw.processes]
+    if isinstance(raw, RawGpu):
+        asked += [raw.utilisation, raw.compute_mode]
+        if raw.compute_mode.value == _PROHIBITED:
+            return "compute_prohibited"
+    reasons = [value.reason for value in asked if value.reason in _ILL]
+    return reasons[0] if reasons else raw.memory.reason if raw.memory.reason in _ILL_WITHOUT_MEMORY else None
+
+
+def _integrated(raw: RawDevice) -> bool:
+    return isinstance(raw.name.value, str) and bool(_INTEGRATED.search(raw.name.value))
+
+
+def _utilisation(raw: RawDevice) -> Reading:
+    """Of a MIG device there is none; the driver answers zero or nothing (case M4)."""
+    if not isinstance(raw, RawGpu):
+        return Reading(None, MIG_ENABLED)
+    value = raw.utilisation.value
+    return Reading(value / 100) if isinstance(value, int) else Reading(None, raw.utilisation.reason or UNREADABLE)
+
+
+def _used_by_processes(raw: RawDevice) -> Reading:
+    """Where the memory is the machine's, only what processes hold is the GPU's."""
+    held = [size for _, size in raw.processes.value] if raw.processes.value is not None else [None]
+    return Reading(None, UNIFIED_MEMORY) if None in held else Reading(_mib(sum(filter(None, held))))
+
+
+def _hidden(raw: RawDevice, processes: Mapping[int, int | None], used: Reading) -> bool:
+    """Whether somebody holds memory whom the driver does not list, or may do so since what is used is unknown."""
+    if not isinstance(used.value, int):
+        return True
+    held = list(processes.values())
+    if None in held:
+        return False  # unknown for a better reason
+    told = raw.memory.value is not None and raw.memory.value.reserved is not None
+    return used.value - sum(filter(None, held)) > (HIDDEN_MIB if told else HIDDEN_WITH_RESERVED_MIB)
+
+
+def _foreign_memory(processes: Mapping[int, int | None] | str, ours: frozenset[int]) -> Reading:
+    if isinstance(processes, str):
+        return Reading(None, processes)
+    if None in processes.values():
+        return Reading(None, NOT_SUPPORTED)
+    return Reading(sum(held or 0 for pid, held in processes.items() if pid not in ours))
+
+
+def _foreign_share(processes: Mapping[int, int | None] | str, ours: frozenset[int], utilisation: Reading) -> Reading:
+    """In millionths: nothing where all are ours, all that is used where none is; between the two it cannot be told."""
+    if isinstance(processes, str):
+        return Reading(None, processes)
+    if processes.keys() <= ours:
+        return Reading(0)
+    if processes.keys() & ours:
+        return Reading(None, NOT_TOLD_APART)
+    if not isinstance(utilisation.value, float):
+        return utilisation
+    return Reading(round(utilisation.value * 1_000_000))
+
+
+def _mib(size: int) -> int:
+    """Rounded up: what is used of a MiB is not free."""
+    return math.ceil(size / (1 << 20))

@@ -1,0 +1,176 @@
+"""The program that asks NVIDIA's driver, in a process of its own; what the answers mean is decided elsewhere.
+
+``python nvml.py PARENT``: for each line on stdin one line of JSON on stdout, with all GPUs. A driver may hang for ever
+or bring its process down, so the monitor never loads it itself. Nothing of ours is imported: this starts again and
+again while a driver is ill. One value that the driver refuses is a reason in its place and leaves the others as they
+are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, Final, TypedDict
+
+import pynvml
+
+REASONS: Final = {
+    pynvml.NVML_ERROR_UNINITIALIZED: "not_initialized",
+    pynvml.NVML_ERROR_NOT_SUPPORTED: "not_supported",
+    pynvml.NVML_ERROR_NO_PERMISSION: "no_permission",
+    pynvml.NVML_ERROR_NOT_FOUND: "not_found",
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "driver_not_loaded",
+    pynvml.NVML_ERROR_TIMEOUT: "driver_timeout",
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "no_driver",
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "not_in_this_driver",
+    pynvml.NVML_ERROR_GPU_IS_LOST: "gpu_lost",
+    pynvml.NVML_ERROR_RESET_REQUIRED: "reset_required",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "driver_mismatch",
+    pynvml.NVML_ERROR_DEPRECATED: "not_supported",
+    pynvml.NVML_ERROR_UNKNOWN: "driver_error",
+}
+"""Codes of NVML in our words; any other is ``nvml_error_<number>``."""
+
+NO_DEVICES: Final = "no_devices"
+"""The driver answers and has none: their files are not here, rather than a machine without GPUs."""
+
+
+class Asked(TypedDict):
+    """What the driver said: a value, or the reason why there is none."""
+
+    value: Any
+    reason: str | None
+
+
+def main() -> None:
+    """Answer until stdin ends, or until the driver as a whole fails: a new process may find it well again."""
+    _die_with(int(sys.argv[1]))
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a driver prints is no answer
+    known: dict[int, str] = {}
+    for _ in sys.stdin:
+        failed: str | None = None
+        found: list[dict[str, Any]] = []
+        try:
+            found = _gpus(known)
+            failed = None if found else NO_DEVICES
+        except pynvml.NVMLError as error:
+            failed = _reason(error)
+        answers.write(json.dumps({"failed": failed, "gpus": found}) + "\n")
+        answers.flush()
+        if failed:
+            return
+
+
+def _gpus(known: dict[int, str]) -> list[dict[str, Any]]:
+    """All GPUs of the machine. ``known``: their uuids by index, for one that does not even tell that any more.
+
+    Raises NVMLError where the driver itself does not answer.
+    """
+    if pynvml.nvmlLib is None:
+        pynvml.nvmlInit()
+    return [_gpu(index, known) for index in range(pynvml.nvmlDeviceGetCount())]
+
+
+def _gpu(index: int, known: dict[int, str]) -> dict[str, Any]:
+    handle = _ask(pynvml.nvmlDeviceGetHandleByIndex, index)
+    if handle["reason"]:
+        return {"index": index, "uuid": {"value": known.get(index), "reason": handle["reason"]}}
+    gpu = _device(index, handle["value"])
+    if gpu["uuid"]["value"]:
+        known[index] = gpu["uuid"]["value"]
+    mode = _ask(pynvml.nvmlDeviceGetMigMode, handle["value"])
+    if mode["value"] and mode["value"][0]:
+        gpu["instances"] = _instances(index, handle["value"])
+    else:
+        gpu["utilisation"] = _ask(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle["value"]).gpu)
+    gpu["compute_mode"] = _ask(pynvml.nvmlDeviceGetComputeMode, handle["value"])
+    return gpu
+
+
+def _instances(index: int, parent: Any) -> Asked:
+    """The MIG devices of a GPU; a slot without one is left out."""
+    count = _ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, parent)
+    if count["reason"]:
+        return count
+    handles = [_ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, parent, slot) for slot in range(count["value"])]
+    refused = [handle for handle in handles if handle["reason"] not in (None, "not_found")]
+    found = [_device(index, handle["value"]) for handle in handles if handle["reason"] is None]
+    return {"value": found, "reason": refused[0]["reason"] if refused else None}
+
+
+def _device(index: int, handle: Any) -> dict[str, Any]:
+    """What can be asked of a GPU and of a MIG device alike."""
+    return {
+        "index": index,
+        "uuid": _ask(pynvml.nvmlDeviceGetUUID, handle),
+        "name": _ask(pynvml.nvmlDeviceGetName, handle),
+        "memory": _ask(_memory, handle),
+        "processes": _ask(_processes, handle),
+    }
+
+
+def _memory(handle: Any) -> dict[str, int | None]:
+    """In bytes. The first version counts what is reserved as used, and does not tell it: drivers before R510."""
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+        reserved = int(memory.reserved)
+    except pynvml.NVMLError as error:
+        if error.value != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+            raise
+        memory, reserved = pynvml.nvmlDeviceGetMemoryInfo(handle), None
+    return {"total": int(memory.total), "used": int(memory.used), "reserved": reserved}
+
+
+def _processes(handle: Any) -> list[tuple[int, int | None]]:
+    """Pid and bytes of each process with a context, computing or drawing; None where its memory is not told."""
+    found: dict[int, int | None] = {}
+    for kind in ("Compute", "Graphics"):
+        try:
+            listed = _listed(kind, handle)
+        except pynvml.NVMLError as error:
+            if kind == "Compute" or error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
+                raise
+            continue  # cards that draw nothing need not have this list
+        found |= {process.pid: process.usedGpuMemory for process in listed if process.pid not in found}
+    return list(found.items())
+
+
+def _listed(kind: str, handle: Any) -> list[Any]:
+    """The newest list that this driver has: the binding knows the layout of each by its version."""
+    try:
+        newest: list[Any] = getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses_v3")(handle)
+    except pynvml.NVMLError as error:
+        if error.value != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+            raise
+        older: list[Any] = getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses_v2")(handle)
+        return older
+    return newest
+
+
+def _ask(call: Callable[..., Any], *arguments: Any) -> Asked:
+    try:
+        return {"value": call(*arguments), "reason": None}
+    except pynvml.NVMLError as error:
+        return {"value": None, "reason": _reason(error)}
+    except ValueError:  # text that is none
+        return {"value": None, "reason": "unreadable"}
+
+
+def _reason(error: Any) -> str:
+    return REASONS.get(error.value, f"nvml_error_{error.value}")
+
+
+def _die_with(monitor: int) -> None:
+    """One that hangs in a driver does not notice that stdin has ended. 1 is PR_SET_PDEATHSIG."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != monitor:  # it was gone before we had asked for that
+        sys.exit()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""One instance's view of the lease that makes it the writer of a bucket, or a standby; no I/O and no clock.
+
+The lease is a key of the bucket itself. It names no time: an observer counts from when it last saw it change, by its
+own monotonic clock. Each write of the holder carries ``renewal`` in the same batch, so that of a deposed one fails.
+"""
+
+from __future__ import annotations
+
+from shared.effects import KeyChanged, Write
+from shared.messages import Lease
+
+
+class Tenure:
+    """``holder`` names this process, unique to one start; ``ttl_us`` is how long the lease lasts once we hold it."""
+
+    def __init__(self, key: str, holder: str, ttl_us: int) -> None:
+        self.key, self.holder, self.ttl_us = key, holder, ttl_us
+        self.active = False
+        """Whether we hold it, as far as we have seen."""
+        self._lease: Lease | None = None
+        self._revision = 0
+        self._seen_us: int | None = None
+
+    def changed(self, change: KeyChanged, now_us: int) -> None:
+        """The key as the bucket has it now; raises FieldError where it is no lease."""
+        if change.revision < self._revision:
+            return
+        self._revision = change.revision
+        self._seen_us = now_us if change.value else None
+        self._lease = Lease.trusted(change.value) if change.value else None
+        if self._lease is None or self._lease.holder != self.holder:
+            self.active = False
+
+    def absent(self) -> None:
+        """A replay of the bucket did not name the key."""
+        self._revision, self._seen_us, self._lease, self.active = 0, None, None, False
+
+    def rebase(self, gap_us: int) -> None:
+        """We heard nothing for ``gap_us``, so that time says nothing about the holder."""
+        if self._seen_us is not None:
+            self._seen_us += gap_us
+
+    def may_write(self, now_us: int) -> bool:
+        """It is ours or free: absent, or not renewed for its time since we saw it."""
+        if self.active or self._lease is None or self._seen_us is None or self._lease.holder == self.holder:
+            return True
+        return now_us - self._seen_us > self._lease.ttl_us
+
+    def due(self, now_us: int) -> bool:
+        """A third of its time has passed, or it is not ours yet."""
+        return not self.active or self._seen_us is None or now_us - self._seen_us >= self.ttl_us // 3
+
+    def renewal(self) -> Write:
+        """Takes the lease or keeps it: goes into each batch."""
+        return Write(self.key, self._next().to_json(), self._revision)
+
+    def renewed(self, revision: int, now_us: int) -> bool:
+        """The batch with ``renewal`` was written; True where that made us the holder."""
+        became, self.active = not self.active, True
+        self._lease, self._revision, self._seen_us = self._next(), revision, now_us
+        return became
+
+    def give_back(self) -> Write:
+        """Last words: a standby need not wait for the lease to run out."""
+        self.active = False
+        return Write(self.key, None, self._revision)
+
+    def _next(self) -> Lease:
+        counter = self._lease.counter + 1 if self._lease else 1
+        return Lease(holder=self.holder, counter=counter, ttl_us=self.ttl_us)
