@@ -24,6 +24,9 @@ from shared.admission import hard_guarantee
 from shared.messages import AllExcept, Kind, NodeState, Reason, Regime
 from shared.units import format_mib
 
+_TOLD: Final = 8
+"""Nodes whose free devices are told one by one."""
+
 
 @dataclass(frozen=True)
 class Filter:
@@ -235,7 +238,19 @@ def _no_share(rows: Rows) -> Bools:
 def _says_share(rows: Rows) -> str:
     best = rows.best(values := rows.of_device("share_free"))
     need, most = (_share(int(micro)) for micro in (rows.ask.demand.share_micro, values[best]))
-    return f"needs a share of {need} of one device, largest free is {most} ({rows.label(best)})"
+    return f"needs a share of {need} of one device, largest free is {most} ({rows.label(best)}){_crumbs(rows)}"
+
+
+def _crumbs(rows: Rows) -> str:
+    """Where enough is free on some node, but in pieces: how much there, and the largest piece."""
+    free, demand = rows.of_device("share_free"), rows.ask.demand
+    each = np.zeros(len(rows.ask.cluster.nodes), np.int64)
+    np.add.at(each, rows.node, free)
+    there = rows.best(each[rows.node])
+    if (total := int(each[rows.node[there]])) < demand.count * demand.share_micro:
+        return ""
+    block = int(free[rows.node == rows.node[there]].max())
+    return f": fragmented, {_share(total)} free on {rows.node_name(there)}, largest block {_share(block)}"
 
 
 def _share(micro: int) -> str:
@@ -253,9 +268,16 @@ def _says_late_alone(rows: Rows) -> str:
     return f"{admit(rows.ask.demand, Load(sharing)).reason} ({rows.label(place)} empty)"
 
 
-def _late(rows: Rows) -> Bools:
+def _late(rows: Rows) -> Bools | None:
+    """The newcomer itself would be late, or nobody in particular."""
     late: Bools = ~rows.verdict("admitted")
-    return late
+    return late & ~rows.verdict("breaks") if late.any() else None
+
+
+def _breaks(rows: Rows) -> Bools | None:
+    """Somebody who is there already would be late."""
+    late: Bools = ~rows.verdict("admitted")
+    return late if late.any() else None
 
 
 def _says_late(rows: Rows) -> str:
@@ -274,12 +296,22 @@ def _few(rows: Rows) -> Bools | None:
     return rows.per_node() < count if count > 1 else None
 
 
-def _says_few(word: str) -> Callable[[Rows], str]:
-    def says(rows: Rows) -> str:
-        best = rows.best(values := rows.per_node())
-        return f"needs {rows.ask.demand.count} devices on one node, {word} is {values[best]} ({rows.node_name(best)})"
+def _says_few(rows: Rows) -> str:
+    best = rows.best(values := rows.per_node())
+    most = f"{values[best]} ({rows.node_name(best)})"
+    return f"needs {rows.ask.demand.count} devices on one node, most that could ever do is {most}"
 
-    return says
+
+def _says_few_free(rows: Rows) -> str:
+    """Where enough are free on all nodes together, how many on each."""
+    count, best = rows.ask.demand.count, rows.best(values := rows.per_node())
+    text = f"needs {count} devices on one node, most free is {values[best]} ({rows.node_name(best)})"
+    if len(rows) < count:
+        return text
+    slots = rows.slots[rows.ask.cluster.nodes["rank"][rows.slots].argsort()]
+    free = [str(number) for number in np.bincount(rows.node)[slots[:_TOLD]].tolist()]
+    more = f" and so on over {len(slots)} nodes" if len(slots) > _TOLD else ""
+    return f"{text}: fragmented, {', '.join(free)} free{more}"
 
 
 def _unhealthy(rows: Rows) -> Bools:
@@ -341,7 +373,7 @@ DEVICE_FILTERS: Final = (
     _never("gate", _no_gate, _on("gated devices take only requests with gate: true and a runtime_us")),
     _never("guarantee", _no_guarantee, _says_guarantee),
     _never("deadline", _late_alone, _says_late_alone),
-    _never("devices", _few, _says_few("most that could ever do")),
+    _never("devices", _few, _says_few),
     *_NODE_EXCLUDED,
     Filter("excluded.unhealthy", _unhealthy, _says_unhealthy),
     Filter("excluded.stale", lambda rows: ~rows.of_device("listed"), _on("in no list of the node list, too old")),
@@ -350,5 +382,6 @@ DEVICE_FILTERS: Final = (
     _now("share", _no_share, _says_share),
     _now("memory", _memory_small("memory_free"), _says_device_memory("memory_free", _FREE)),
     _now("deadline", _late, _says_late),
-    _now("devices", _few, _says_few("most free")),
+    Filter("would_break.deadline", _breaks, _says_late, settled=False),
+    _now("devices", _few, _says_few_free),
 )

@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from services.placer.core.capabilities import ALL_CAN_ALL, OTHERS
 from services.placer.core.demand import Demand
 from services.placer.core.filters import sift
@@ -158,7 +160,7 @@ def _no_room(scope: Scope, record: RequestRecord, node: str, had: Size, needs: S
     if slot is None:
         return (Reason(code="excluded.unknown_node", count=1, message=f"the node list does not know {node}"),)
     plain = PlaceRequest(request_id=record.request_id, command=("",), cpu_milli=cpu, memory_mib=memory)
-    return sift(Ask(scope.chooser.cluster, Demand.of(plain), ALL_CAN_ALL).on(slot)).reasons()
+    return sift(Ask(scope.chooser.cluster, Demand.of(plain), ALL_CAN_ALL).on(np.array([slot]))).reasons()
 
 
 # --- what the owner learns ---

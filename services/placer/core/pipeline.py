@@ -12,7 +12,7 @@ from services.placer.core.cluster import Cluster
 from services.placer.core.demand import Demand
 from services.placer.core.outcome import MAX_GANG_NODES, Assignment, Decision, Fits, Never, NotNow
 from services.placer.core.planners.gang import Plan
-from services.placer.core.question import Question
+from services.placer.core.question import Question, Tenants, nobody
 from services.placer.core.room import room
 from services.placer.core.rows import Ask
 from services.placer.core.sieve import Sieve
@@ -32,12 +32,14 @@ def decide(  # noqa: PLR0913  # what a decision depends on, all of it by name
     tie: str = "",
     others_of_request: tuple[Assignment, ...] = (),
     advise: bool = True,
+    tenants: Tenants = nobody,
 ) -> Decision:
     """Where the replicas go, all of them or none, or why not.
 
     `capabilities` by node, key "" for all other nodes. `only_replicas`: place these and no others;
     `others_of_request` says where the others are (for spreading and packing). `tie`: shuffles equals, which
-    otherwise go by name. `advise` False leaves `would_fit_if` out, which is most of the work of a refusal.
+    otherwise go by name. `advise` False leaves `would_fit_if` out, which is most of the work of a refusal; `tenants`
+    says who could be moved.
     Raises FieldError for a strategy that does not exist. Leaves the cluster as it was.
     """
     question = Question(
@@ -49,6 +51,8 @@ def decide(  # noqa: PLR0913  # what a decision depends on, all of it by name
         set_aside=set_aside,
         others=others_of_request,
         tie=tie,
+        tenants=tenants,
+        strategies=strategies,
     )
     plan = question.plan()
     if plan.complete and plan.nodes <= MAX_GANG_NODES:
