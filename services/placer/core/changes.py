@@ -33,7 +33,7 @@ _MOVES: Final = 8
 
 @dataclass(frozen=True)
 class Change:
-    """`request` is the changed request; None where somebody else goes: `released` says who and where, `moved` whither."""
+    """`request` is the changed request; None where others go: `released` says who and where, `moved` whither."""
 
     text: str
     request: PlaceRequest | None

@@ -16,11 +16,12 @@ from services.placer.core.cluster import Cluster
 from services.placer.core.containers import Start
 from services.placer.core.leases import Leases
 from services.placer.core.ledger import LEADER, Draft
-from services.placer.core.outcome import Assignment, Decision
-from services.placer.core.pipeline import decide, fits_more
-from services.placer.core.records import labels_of
+from services.placer.core.outcome import Assignment, Decision, Move
+from services.placer.core.pipeline import decide, fits_more, moves
+from services.placer.core.question import Tenant, Tenants, nobody
+from services.placer.core.records import labels_of, tenant_of
 from shared.effects import Effect
-from shared.messages import Lease, PlaceRequest, RequestRecord, State
+from shared.messages import Lease, PlaceRequest, RequestRecord, Reservation, State
 
 SECOND_US = 1_000_000
 
@@ -63,6 +64,7 @@ class Chooser:
         only: tuple[int, ...] | None = None,
         others: tuple[Assignment, ...] = (),
         advise: bool = True,
+        tenants: Tenants = nobody,
     ) -> Decision:
         """Raises FieldError for a strategy that does not exist."""
         return decide(
@@ -75,7 +77,12 @@ class Chooser:
             tie=self.tie,
             others_of_request=others,
             advise=advise,
+            tenants=tenants,
         )
+
+    def moves(self, request: PlaceRequest, tenants: Tenants) -> tuple[Move, ...]:
+        """Moves of others after which it would fit."""
+        return moves(self.cluster, request, capabilities=self.capabilities, tie=self.tie, tenants=tenants)
 
     def fits_more(self, request: PlaceRequest, now_us: int) -> int:
         return fits_more(self.cluster, request, now_us, capabilities=self.capabilities)
@@ -102,6 +109,11 @@ class Scope:
         lease = self.draft.lease(LEADER)
         counter = lease.counter if lease else 0
         self.draft.put_lease(LEADER, Lease(holder=self.me, counter=counter + 1, ttl_us=self.rules.lease_ttl_us))
+
+    def tenant(self, held: Reservation) -> Tenant | None:
+        """Whether who holds this could be moved, and what it asked for."""
+        stored = self.draft.known(held.request_id)
+        return tenant_of(stored, held) if stored else None
 
     def starts(self, record: RequestRecord, only: frozenset[int] | None = None) -> tuple[Effect, ...]:
         """The starts that follow from a record whose replicas were just placed (only these where given)."""

@@ -17,6 +17,7 @@ from services.placer.core.records import (
     settled,
     sized,
     stepped,
+    told_move,
 )
 from shared.effects import Ack, Effect, Reply
 from shared.errors import FieldError
@@ -61,7 +62,7 @@ class Decide(Intent):
     def _first(self, scope: Scope) -> tuple[Effect, ...]:
         if _too_late(self.request, scope.wall_us):
             return self._settle_without(scope, State.EXPIRED, detail="place_by_us has passed")
-        decision = scope.chooser.decide(self.request, scope.now_us)
+        decision = scope.chooser.decide(self.request, scope.now_us, tenants=scope.tenant)
         match decision:
             case Fits():
                 return self._placed(scope, decision)
@@ -92,6 +93,8 @@ class Decide(Intent):
 
     def _would_be(self, scope: Scope, record: RequestRecord, **more: Any) -> tuple[Effect, ...]:
         more["fits_more"] = scope.chooser.fits_more(self.request, scope.now_us)
+        if record.state in {State.QUEUED, State.REJECTED}:
+            more["moves"] = tuple(map(told_move, scope.chooser.moves(self.request, scope.tenant)))
         return self._answer(self._says(scope, record, dry_run=True, **more))
 
     # --- a hold once more ---

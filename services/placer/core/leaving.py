@@ -31,7 +31,7 @@ class Leaving:
 
 
 def nearest(ask: Ask, most: int) -> list[str]:
-    """Nodes that only what is reserved keeps from taking a replica: those past most filters first, then the emptiest."""
+    """Nodes that only what is reserved keeps from taking a replica: past most filters first, then the emptiest."""
     sifted = Sieve.of(ask).sifted()
     busy = sifted.first >= _settled(sifted)
     rows, first = sifted.rows.where(busy), sifted.first[busy]

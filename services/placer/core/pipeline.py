@@ -10,7 +10,8 @@ from services.placer.core.capabilities import ALL_CAN_ALL, Capabilities
 from services.placer.core.changes import changes
 from services.placer.core.cluster import Cluster
 from services.placer.core.demand import Demand
-from services.placer.core.outcome import MAX_GANG_NODES, Assignment, Decision, Fits, Never, NotNow
+from services.placer.core.outcome import MAX_GANG_NODES, Assignment, Decision, Fits, Move, Never, NotNow
+from services.placer.core.planners.defrag import MOST_MOVES, moves_for
 from services.placer.core.planners.gang import Plan
 from services.placer.core.question import Question, Tenants, nobody
 from services.placer.core.room import room
@@ -78,6 +79,30 @@ def fits_more(
     if int(nodes[:MAX_GANG_NODES].sum()) < request.replicas:
         return 0
     return min(limit, int(nodes.sum()) // request.replicas)
+
+
+def moves(  # what they depend on, by name
+    cluster: Cluster,
+    request: PlaceRequest,
+    *,
+    tenants: Tenants,
+    capabilities: Mapping[str, Capabilities] = ALL_CAN_ALL,
+    strategies: Mapping[str, Strategy] = STRATEGIES,
+    tie: str = "",
+    most: int = MOST_MOVES,
+) -> tuple[Move, ...]:
+    """A few moves of others after which the request fits; empty where none is needed or none was found."""
+    question = Question(
+        cluster=cluster,
+        request=request,
+        strategy=strategy_named(request.strategy, strategies),
+        replicas=tuple(range(request.replicas)),
+        capabilities=capabilities,
+        tie=tie,
+        tenants=tenants,
+        strategies=strategies,
+    )
+    return moves_for(question, most)
 
 
 def _ever(question: Question) -> int | None:

@@ -43,7 +43,9 @@ class Served:
         self._memory = np.array([kind.memory_mib for kind, _ in pairs], np.int64)
         self._worth = np.array([kind.shape.gpu_micro * weight // _PARTS for kind, weight in pairs], np.int64)
         let_in = [[shape.admits(model) for shape in shapes] for model in models]
-        self._let_in = np.array([*let_in, [not s.models for s in shapes]], np.bool_).reshape(len(models) + 1, len(shapes))
+        self._let_in = np.array([*let_in, [not s.models for s in shapes]], np.bool_).reshape(
+            len(models) + 1, len(shapes)
+        )
 
     def gained(self, nodes: Nodes, asked: Asked) -> Ints:
         """How much more could be taken were the request placed: by row, since it matters which device it takes a part of."""
