@@ -101,9 +101,7 @@ class _Gap:
         self._devices: dict[str, tuple[int, int]] = {}
         if not ask.demand.count:
             return
-        sieve = Sieve.of(ask).sifted()
-        open_rows = (sieve.first < 0) | (sieve.first >= _settled(sieve))
-        rows = sieve.rows.where(open_rows & (sieve.rows.node == slot))
+        rows = Sieve.of(ask).open(np.array([slot]))
         for row, share, memory in zip(
             rows.index.tolist(),
             rows.of_device("share_free").tolist(),
