@@ -43,9 +43,9 @@ async def plan(client: Client, request_id: str) -> PlaceReply:
     record = await client.read_key(LEDGER, request_key(request_id), RequestRecord)
     if record is None or record.body is None:
         raise CommandError(f"the ledger has no request {request_id}", Exit.REFUSED)
-    waiting = sum(each.state in _WAITING for each in record.replicas)
-    if not waiting:
+    if record.state not in _WAITING:
         raise CommandError(f"{request_id} is {record.state}: it waits for no room", Exit.REFUSED)
+    waiting = sum(each.state in _WAITING for each in record.replicas)
     size = dict(record.size) if record.size else {}
     return await dry_run(client, record.body.model_copy(update={"replicas": waiting} | size))
 

@@ -59,7 +59,10 @@ def test_what_may_only_be_where_it_is_is_not_moved(world: World) -> None:
 
 def test_a_dry_run_of_what_fits_names_no_moves(world: World) -> None:
     put_one_on_each(world)
-    assert () == world.place("p1", request_id="small", dry_run=True).moves
+    reply = world.place("p1", request_id="small", dry_run=True)
+    assert () == reply.moves
+    assert reply.score is not None
+    assert reply.runner_up is not None
 
 
 def test_what_is_only_held_could_not_be_moved(world: World) -> None:

@@ -74,7 +74,7 @@ class Decide(Intent):
     def _placed(self, scope: Scope, fits: Fits) -> tuple[Effect, ...]:
         record = new_record(self.request, scope.me, scope.wall_us)
         if self.request.dry_run:
-            return self._would_be(scope, _placed(scope, record, fits))
+            return self._would_be(scope, _placed(scope, record, fits), score=fits.score, runner_up=fits.runner_up)
         record = _place(scope, record, fits)
         said = self._says(scope, record, score=fits.score, runner_up=fits.runner_up)
         return (*self._answer(said), *scope.starts(record))
