@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import NoReturn
 
-from cli import events, explain, keys, ledger, nodes, place, release, resize, status, up
+from cli import defragment, events, explain, keys, ledger, nodes, place, release, resize, status, up
 from cli.demo import command as demo
 from cli.output import CommandError, Exit, Output
 from cli.simulate import command as simulate
@@ -16,6 +16,7 @@ from shared.log import configure
 COMMANDS = {
     "place": place,
     "resize": resize,
+    "defragment": defragment,
     "release": release,
     "nodes": nodes,
     "events": events,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from cli import client as clients
@@ -18,7 +19,7 @@ from services.placer.core.records import said
 from shared.bus import Msg, NoResponders
 from shared.clock import SystemClock
 from shared.errors import FieldError, OutcomeUnknownError, RefusedError
-from shared.messages import PULLING, FieldFault, PlaceEvent, PlaceReply, PlaceRequest, Size
+from shared.messages import PULLING, FieldFault, PlaceEvent, PlaceReply, PlaceRequest, PlannedMove, Size
 from shared.subjects import PLACE_STREAM
 from shared.units import UnitError, duration_us
 
@@ -37,6 +38,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--wait", default="10s", metavar="DURATION", help="for a decision, such as 30s or 0s (10s)")
     parser.add_argument("--strategy", metavar="NAME", help="a strategy or a profile, instead of the one in the file")
     parser.add_argument("--dry-run", action="store_true", help="say what would happen and change nothing")
+    parser.add_argument("--compare", metavar="A,B,C", help="with --dry-run: by these strategies, side by side")
 
 
 def run(args: Namespace, output: Output) -> Exit:
@@ -50,6 +52,8 @@ def run(args: Namespace, output: Output) -> Exit:
         raise FieldError(f"{args.file}: {error.field}", error.found, error.allowed) from None
     if args.strategy:
         request = request.model_copy(update={"strategy": args.strategy})
+    if args.compare is not None:
+        return asyncio.run(_compare(args, output, request))
     if args.dry_run:
         request = request.model_copy(update={"dry_run": True})
     return asyncio.run(_place(args, output, request, wait_us))
@@ -62,6 +66,23 @@ async def _place(args: Namespace, output: Output, request: PlaceRequest, wait_us
         reply = PlaceReply(outcome="undecided", request_id=request.request_id)
     output.result(reply, lambda console: show(console, reply))
     return code_of(reply)
+
+
+async def _compare(args: Namespace, output: Output, request: PlaceRequest) -> Exit:
+    """One dry run for each strategy: each is decided like any other, on what is there at its moment."""
+    if not args.dry_run:
+        raise FieldError("--compare", args.compare, "only with --dry-run: a request is placed by one strategy")
+    names = list(dict.fromkeys(args.compare.split(",")))
+    async with clients.of(args) as client:
+        replies = {name: await dry_run(client, request.model_copy(update={"strategy": name})) for name in names}
+    output.result({"compare": replies}, lambda console: console.print(compared(replies)))
+    return max(code_of(reply) for reply in replies.values())
+
+
+async def dry_run(client: Client, request: PlaceRequest) -> PlaceReply:
+    """What would come of it now. It goes without its id: one that is known would be answered with its state."""
+    asked = request.model_copy(update={"request_id": None, "dry_run": True})
+    return await client.ask(client.subjects.place, asked, PlaceReply)
 
 
 def code_of(reply: PlaceReply) -> Exit:
@@ -189,6 +210,29 @@ def _placements(reply: PlaceReply) -> list[tuple[object, ...]]:
     ]
 
 
+def move_line(move: PlannedMove) -> str:
+    """`lora/0 from node-1 (GPU-a) to node-2 (GPU-b)`."""
+    devices, to = (", ".join(each) or "no device" for each in (move.from_devices, move.devices))
+    return f"{move.request_id}/{move.replica} from {move.from_node} ({devices}) to {move.node} ({to})"
+
+
+def compared(replies: Mapping[str, PlaceReply]) -> Table:
+    """A line for each strategy: what it would do, how it judges that, and how many more would fit before."""
+    columns = ("strategy", "outcome", "where", "score", "next best", "fits more", "moves", "why")
+    return table("", columns, ((name, *_compared(reply)) for name, reply in replies.items()))
+
+
+def _compared(reply: PlaceReply) -> Iterator[object]:
+    yield reply.outcome
+    yield "; ".join(f"{p.node} {', '.join(p.devices)}".strip() for p in reply.placements) or "none"
+    yield f"{reply.score.total:.2f}" if reply.score else "none"
+    yield f"{reply.runner_up.node} {reply.runner_up.total:.2f}" if reply.runner_up else "none"
+    yield reply.fits_more
+    yield len(reply.moves)
+    fault = f"{reply.error.field}: {reply.error.allowed}" if reply.error else ""
+    yield reply.reasons[0].message if reply.reasons else fault
+
+
 def why(reply: PlaceReply) -> list[str]:
     """Everything that explains the decision, a line each."""
     lines = []
@@ -205,4 +249,5 @@ def why(reply: PlaceReply) -> list[str]:
     lines += [f"would fit if {change}" for change in reply.would_fit_if]
     if reply.fits_more is not None:
         lines.append(f"{reply.fits_more} more such requests would fit")
+    lines += [f"would fit after move {number}: {move_line(each)}" for number, each in enumerate(reply.moves, 1)]
     return lines + [f"warning: {text}" for text in reply.warnings]

@@ -82,7 +82,8 @@ class Sharing:
 class Verdict:
     """The answer of a test. Slack is the room left at the tightest point, negative what is short, else None.
 
-    `unproven` marks a firm container that is admitted on its declaration, before it was measured.
+    `unproven` marks a firm container that is admitted on its declaration, before it was measured. `late` is the name of
+    the task whose deadline the test finds not kept, where it is one task's.
     """
 
     admitted: bool
@@ -90,6 +91,7 @@ class Verdict:
     slack_us: int | None
     reason: str
     unproven: bool = False
+    late: str | None = None
 
 
 def hard_guarantee(sharing: Sharing) -> tuple[bool, str]:
@@ -268,13 +270,14 @@ def gated_linear(tasks: Sequence[RtTask], handover_us: int = 0) -> Verdict:
         return Verdict(admitted=True, test="gated linear", slack_us=None, reason="nothing is promised yet")
     tightest = min(_points(jobs, soft), key=lambda point: point.slack)
     slack = floor(tightest.slack)
-    return Verdict(slack >= 0, "gated linear", slack, tightest.explain())
+    return Verdict(slack >= 0, "gated linear", slack, tightest.explain(), late=tightest.name if slack < 0 else None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """Demand and blocking at the relative deadline of one task; `heaviest` has the largest part in it."""
+    """Demand and blocking at the relative deadline of one task, `name`; `heaviest` has the largest part in it."""
 
+    name: str
     deadline: int
     demand: Fraction
     blocker: _Job | None
@@ -307,7 +310,7 @@ def _points(jobs: Sequence[_Job], soft: Sequence[_Job]) -> list[_Point]:
         rate += share
         heaviest = max(heaviest, job, key=lambda j: j.runtime)
         blocker = blockers[bisect_right(deadlines, job.deadline)]
-        points.append(_Point(job.deadline, constant + rate * job.deadline, blocker, heaviest))
+        points.append(_Point(job.name, job.deadline, constant + rate * job.deadline, blocker, heaviest))
     return points
 
 
@@ -388,7 +391,8 @@ def _sliced(sharing: Sharing, promised: Sequence[RtTask], neighbours: int) -> Ve
     text = f"{task.name} needs {format_us(task.deadline_us - slack)} of {format_us(task.deadline_us)}"
     most = max(0, nu_max(task, *measured))
     text = f"{text} beside {neighbours} other contexts, at most {most} fit"
-    return Verdict(slack >= 0, "time-sliced", slack, f"{text}: {_room(slack)}")
+    late = task.name if slack < 0 else None
+    return Verdict(slack >= 0, "time-sliced", slack, f"{text}: {_room(slack)}", late=late)
 
 
 # ------------------------------------------------------------------------------------------- wording

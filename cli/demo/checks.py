@@ -16,7 +16,7 @@ REJECTED: Final = {
     "impossible": "never.deadline",
     "hard-on-core": "never.guarantee",
     "too-big": "never.memory",
-    "crowd": "not_now.deadline",
+    "crowd": "would_break.deadline",
 }
 
 

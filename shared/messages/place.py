@@ -212,6 +212,17 @@ class Reason(Message):
     message: str
 
 
+class PlannedMove(Message):
+    """One replica that would start at ``node`` on ``devices``, then stop where it is now."""
+
+    request_id: Name
+    replica: int
+    from_node: Name
+    from_devices: tuple[str, ...]
+    node: Name
+    devices: tuple[str, ...]
+
+
 class FieldFault(Message):
     field: str
     found: str
@@ -234,6 +245,8 @@ class PlaceReply(Message):
     error: FieldFault | None = None
     dry_run: bool = False
     fits_more: int | None = None
+    moves: tuple[PlannedMove, ...] = ()
+    """Of a dry run that does not fit now: moves of others, in their order, after which it would. Nothing is moved."""
     exit_code: int | None = None
     unproven: bool = False
     warnings: tuple[str, ...] = ()

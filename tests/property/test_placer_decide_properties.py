@@ -13,6 +13,7 @@ from services.placer.core.demand import Demand
 from services.placer.core.filters import DEVICE_FILTERS, NODE_FILTERS, sift
 from services.placer.core.outcome import Fits, Never, NotNow
 from services.placer.core.pipeline import decide, fits_more
+from services.placer.core.planners.defrag import apply
 from services.placer.core.prospects import Prospects
 from services.placer.core.question import Question
 from services.placer.core.rows import Ask
@@ -116,21 +117,24 @@ def test_scores_are_finite_and_from_0_to_1(draw: Draw) -> None:
 @given(draws)
 def test_what_would_make_it_fit_does(draw: Draw) -> None:
     made, asked = draw.cluster(), draw.request()
-    decision = decide(made, asked, 0)
+    decision = decide(made, asked, 0, tenants=draw.tenant)
     if isinstance(decision, Fits):
         return
-    question = Question(made, asked, STRATEGIES[asked.strategy], tuple(range(asked.replicas)), ALL_CAN_ALL)
+    question = Question(
+        made, asked, STRATEGIES[asked.strategy], tuple(range(asked.replicas)), ALL_CAN_ALL, tenants=draw.tenant
+    )
     told = changes(question, question.plan())
     assert decision.would_fit_if == tuple(change.text for change in told)
     for change in told:
         if change.request:
             valid = PlaceRequest.from_json(change.request.model_dump_json().encode())
             assert isinstance(decide(made, valid, 0), Fits)
-        if change.released:
-            released, node = change.released
-            with made.trial():
+        with made.trial():
+            for released, node in change.released:
                 made.set_reservations(node, tuple(r for r in made.reservations(node) if r.request_id != released))
-                assert isinstance(decide(made, asked, 0), Fits)
+            if change.moved:
+                apply(question, change.moved)
+            assert change.request or isinstance(decide(made, asked, 0), Fits)
 
 
 @given(draws)

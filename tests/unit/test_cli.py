@@ -14,7 +14,7 @@ from cli.main import main, parser
 from cli.output import Exit
 from cli.programs import Cluster, programs
 from shared.bus import StoredMsg
-from shared.messages import FieldFault, PlaceEvent, Placement, PlaceReply, Reason, Score
+from shared.messages import FieldFault, PlaceEvent, Placement, PlaceReply, PlannedMove, Reason, Score
 
 
 def printed(reply: PlaceReply) -> list[str]:
@@ -146,3 +146,42 @@ def test_a_pull_has_its_line_and_of_one_pull_a_story_tells_how_far_it_came() -> 
     assert shown.endswith(" place    a pulling, generation 1: image a: unknown size, unknown layers")
     assert ["placed", "pulling", "started"] == [event.state for event in once_each([*told, told[-1]])]
     assert texts[1] == list(once_each(told))[1].detail
+
+
+def test_the_moves_after_which_a_request_would_fit_are_shown_in_their_order() -> None:
+    made = [
+        PlannedMove(request_id=name, replica=0, from_node="a", from_devices=("a.0",), node="b", devices=("b.0",))
+        for name in ("x", "y")
+    ]
+    reply = PlaceReply(outcome="rejected", request_id="r", dry_run=True, moves=tuple(made))
+    assert [
+        "rejected r (dry run)",
+        "  would fit after move 1: x/0 from a (a.0) to b (b.0)",
+        "  would fit after move 2: y/0 from a (a.0) to b (b.0)",
+    ] == printed(reply)
+
+
+def test_strategies_are_compared_side_by_side() -> None:
+    where = Placement(replica=0, node="node-3", devices=("GPU-1",))
+    reason = Reason(code="not_now.share", count=1, message="needs more")
+    replies = {
+        "binpack": PlaceReply(
+            outcome="placed", request_id="r", placements=(where,), score=Score(total=0.5), fits_more=2
+        ),
+        "slot": PlaceReply(outcome="rejected", request_id="r", reasons=(reason,), fits_more=0),
+    }
+    console = Console(file=io.StringIO(), width=160)
+    console.print(place.compared(replies))
+    assert isinstance(console.file, io.StringIO)
+    _, binpack, slot = console.file.getvalue().splitlines()
+    assert ["binpack", "placed", "node-3", "GPU-1", "0.50", "none", "2", "0"] == binpack.split()
+    assert ["slot", "rejected", "none", "none", "none", "0", "0", "needs", "more"] == slot.split()
+
+
+def test_only_dry_runs_are_compared_and_defragmented(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "r.yaml").write_text("command: [sleep]\n")
+    assert Exit.USAGE == main(["place", "-f", str(tmp_path / "r.yaml"), "--compare", "binpack,spread"])
+    assert "only with --dry-run" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as end:
+        parser().parse_args(["defragment", "r"])
+    assert Exit.USAGE == end.value.code

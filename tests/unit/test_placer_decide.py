@@ -250,7 +250,7 @@ def test_a_newcomer_that_would_break_a_neighbour_is_told_whose_deadline() -> Non
     made = cluster(node("a"))
     place(made, share(0.1, realtime=firm(12_500, 8_000)), "tight-one")
     decision = decide(made, share(0.1, realtime=firm(90_000, 8_000)), 0)
-    assert {"not_now.deadline": 1} == codes(decision)
+    assert {"would_break.deadline": 1} == codes(decision)
     assert "tight-one needs 16.8 ms of 12.5 ms beside 1 other contexts" in message(decision)
     assert "tight-one on a is released" in would_fit_if(decision)
 

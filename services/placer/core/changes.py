@@ -10,7 +10,10 @@ import numpy as np
 
 from services.placer.core.demand import Demand
 from services.placer.core.feasible import NO_SLACK, admit
-from services.placer.core.filters import DEVICE_FILTERS, NODE_FILTERS, Sifted, sift
+from services.placer.core.filters import DEVICE_FILTERS, NODE_FILTERS, sift
+from services.placer.core.leaving import Leaving, by_request, leave, leaving, nearest, room_without
+from services.placer.core.outcome import Move
+from services.placer.core.planners.defrag import moves_for
 from services.placer.core.planners.gang import Plan
 from services.placer.core.question import Question
 from services.placer.core.rows import Rows
@@ -21,16 +24,21 @@ from shared.units import format_us
 _NEAREST: Final = 8
 """Devices on which a change of timing is looked for."""
 _RELEASES: Final = 32
-"""Releases that are tried, those that free least first."""
+"""Releases that are tried, those that free least first, and nodes on which one is looked for."""
+_NODES_OF_PAIRS: Final = 8
+_RELEASES_FOR_SEVERAL: Final = 8
+_MOVES: Final = 8
+"""Moves that are tried: each is a decision of its own."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """`request` is the changed request; of a release, None, and `released` says whose and where."""
+    """`request` is the changed request; None where others go: `released` says who and where, `moved` whither."""
 
     text: str
     request: PlaceRequest | None
-    released: tuple[str, str] | None = None
+    released: tuple[tuple[str, str], ...] = ()
+    moved: Move | None = None
 
 
 def changes(question: Question, plan: Plan) -> list[Change]:
@@ -42,7 +50,7 @@ def changes(question: Question, plan: Plan) -> list[Change]:
         for change in propose(question)
         if change.request and change.request != asked and replace(question, request=change.request, kept=False).fits()
     ]
-    return [*found, *_fewer_replicas(question, plan), *_release(question)]
+    return [*found, *_fewer_replicas(question, plan), *_release(question), *_move(question)]
 
 
 def _changed(request: PlaceRequest, **fields: Any) -> PlaceRequest:
@@ -143,7 +151,7 @@ def _other_candidate(question: Question) -> Iterator[Change]:
 
 # ---------------------------------------------------------------------------------------- other timing
 
-_TIMING: Final = ("never.deadline", "not_now.deadline")
+_TIMING: Final = ("never.deadline", "not_now.deadline", "would_break.deadline")
 
 
 def _timing(question: Question, realtime: Realtime, field: str, low: int, high: int) -> int | None:
@@ -207,36 +215,47 @@ def _gated(question: Question) -> Iterator[Change]:
 # -------------------------------------------------------------------------------------- somebody leaves
 
 
-def _release(question: Question) -> Iterator[Change]:
-    """The smallest release on one node that makes room for a single replica."""
+def _release(question: Question) -> list[Change]:
+    """The smallest release of one request, else of two, that makes room."""
     if len(question.replicas) > 1:
-        return
-    sifted = sift(question.ask.everywhere())
-    for node, request_id in _releases(question, sifted):
-        cluster = question.cluster
-        with cluster.trial():
-            kept = tuple(r for r in cluster.reservations(node) if r.request_id != request_id)
-            cluster.set_reservations(node, kept)
-            slot = cluster.slot(node)
-            fits = slot is not None and len(sift(question.ask.on(np.array([slot]))).passing) > 0
-        if fits:
-            yield Change(f"{request_id} on {node} is released", None, (request_id, node))
-            return
+        return _release_for_several(question)
+    ask = question.ask
+    for size, most in ((1, _RELEASES), (2, _NODES_OF_PAIRS)):
+        for each in leaving(ask, nearest(ask, most), size, by_request)[:_RELEASES]:
+            if room_without(ask, each):
+                return [_released(tuple(dict.fromkeys((held.request_id, each.node) for held in each.gone)))]
+    return []
 
 
-def _releases(question: Question, sifted: Sifted) -> list[tuple[str, str]]:
-    """Node and request of reservations on the nodes nearest to fitting, those that free least first."""
+def _release_for_several(question: Question) -> list[Change]:
+    """For replicas on several nodes a request is released on all of these."""
     cluster = question.cluster
-    busy = [n for n, one in enumerate(sifted.filters) if one.code.startswith("not_now.")]
-    rows = sifted.rows.where(np.isin(sifted.first, busy))
-    slots = list(dict.fromkeys(rows.node.tolist()))[:_RELEASES]
-    size: dict[tuple[str, str], tuple[int, int, int]] = {}
-    for node in (cluster.name(slot) for slot in slots):
-        for r in cluster.reservations(node):
-            share, cpu, memory = size.get((node, r.request_id), (0, 0, 0))
-            held = len(r.devices) * r.share_micro
-            size[node, r.request_id] = (share + held, cpu + r.cpu_milli, memory + r.memory_mib)
-    return sorted(size, key=lambda which: (size[which], which))[:_RELEASES]
+    nodes = nearest(question.ask, _RELEASES)
+    held: dict[str, list[Leaving]] = {}
+    for node in nodes:
+        for gone in by_request(cluster.reservations(node)):
+            held.setdefault(gone[0].request_id, []).append(Leaving(node, gone))
+    for request_id in sorted(held, key=lambda name: (len(held[name]), name))[:_RELEASES_FOR_SEVERAL]:
+        with cluster.trial():
+            for each in held[request_id]:
+                leave(question.ask, each)
+            fits = question.fits()
+        if fits:
+            return [_released(tuple((request_id, each.node) for each in held[request_id]))]
+    return []
+
+
+def _released(released: tuple[tuple[str, str], ...]) -> Change:
+    """`a on n1, n2 is released`, or `a and b on n1 are released`."""
+    names, nodes = (list(dict.fromkeys(part)) for part in zip(*released, strict=True))
+    told = ", ".join(nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
+    verb = "is" if len(names) == 1 else "are"
+    return Change(f"{' and '.join(names)} on {told} {verb} released", None, released)
+
+
+def _move(question: Question) -> list[Change]:
+    """One container that fits elsewhere too, and makes room by going there."""
+    return [Change(str(move), None, moved=move) for move in moves_for(question, most=1, tries=_MOVES)]
 
 
 _PROPOSALS: Final[tuple[Callable[[Question], Iterator[Change]], ...]] = (

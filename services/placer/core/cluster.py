@@ -36,7 +36,7 @@ GUARANTEED, TIGHT, AT_RISK = range(3)
 """What the node list says about a device, best first."""
 
 _DEMANDS_KEPT: Final = 128
-"""Demands whose admission is remembered for each kind of load: at most 15 bytes each, so 1 MB at 80,000 devices."""
+"""Demands whose admission is remembered for each kind of load: at most 16 bytes each, so 1 MB at 80,000 devices."""
 _MEMO_KEPT: Final = 512
 """Things remembered in `memo`, two for each kind of request: at most 1 MB each at 80,000 devices."""
 

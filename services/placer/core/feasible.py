@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from services.placer.core.accounts import Load
 from services.placer.core.columns import Array, Columns, Ints
-from services.placer.core.demand import Demand
+from services.placer.core.demand import NEWCOMER, Demand
 from shared.admission import Verdict, admit_kind
 
 NO_SLACK: Final = np.iinfo(np.int64).max
 """Where nothing is promised and so nothing is left over."""
+_COLUMNS: Final[dict[str, Any]] = {
+    "known": np.bool_,
+    "admitted": np.bool_,
+    "slack": np.int64,
+    "unproven": np.bool_,
+    "breaks": np.bool_,
+}
 
 
 def admit(demand: Demand, load: Load, more: int = 0) -> Verdict:
@@ -35,11 +42,14 @@ def explained(demand: Demand, load: Load) -> str:
 
 
 class Verdicts:
-    """Admitted, slack and unproven of one kind of demand, for each kind of load by its number."""
+    """Admitted, slack, unproven and breaks of one kind of demand, for each kind of load by its number.
+
+    `breaks`: it is refused because somebody who is there already would be late.
+    """
 
     def __init__(self, demand: Demand) -> None:
         self._demand = demand
-        self._table = Columns({"known": np.bool_, "admitted": np.bool_, "slack": np.int64, "unproven": np.bool_})
+        self._table = Columns(_COLUMNS)
 
     def refresh(self, numbers: Ints, loads: Sequence[Load]) -> None:
         """Tests the kinds of load among `numbers` that it has not met yet; `loads` by number."""
@@ -57,6 +67,7 @@ class Verdicts:
                 admitted=verdict.admitted,
                 slack=slack,
                 unproven=verdict.unproven,
+                breaks=verdict.late is not None and verdict.late != NEWCOMER,
             )
 
     def keep(self, numbers: Ints) -> None:

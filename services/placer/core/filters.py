@@ -24,6 +24,9 @@ from shared.admission import hard_guarantee
 from shared.messages import AllExcept, Kind, NodeState, Reason, Regime
 from shared.units import format_mib
 
+_TOLD: Final = 8
+"""Nodes whose free devices are told one by one."""
+
 
 @dataclass(frozen=True)
 class Filter:
@@ -247,7 +250,19 @@ def _no_share(rows: Rows) -> Bools:
 def _says_share(rows: Rows) -> str:
     best = rows.best(values := rows.of_device("share_free"))
     need, most = (_share(int(micro)) for micro in (rows.ask.demand.share_micro, values[best]))
-    return f"needs a share of {need} of one device, largest free is {most} ({rows.label(best)})"
+    return f"needs a share of {need} of one device, largest free is {most} ({rows.label(best)}){_crumbs(rows)}"
+
+
+def _crumbs(rows: Rows) -> str:
+    """Where enough is free on some node, but in pieces: how much there, and the largest piece."""
+    free, demand = rows.of_device("share_free"), rows.ask.demand
+    each = np.zeros(len(rows.ask.cluster.nodes), np.int64)
+    np.add.at(each, rows.node, free)
+    there = rows.best(each[rows.node])
+    if (total := int(each[rows.node[there]])) < demand.count * demand.share_micro:
+        return ""
+    block = int(free[rows.node == rows.node[there]].max())
+    return f": fragmented, {_share(total)} free on {rows.node_name(there)}, largest block {_share(block)}"
 
 
 def _share(micro: int) -> str:
@@ -265,9 +280,16 @@ def _says_late_alone(rows: Rows) -> str:
     return f"{admit(rows.ask.demand, Load(sharing)).reason} ({rows.label(place)} empty)"
 
 
-def _late(rows: Rows) -> Bools:
+def _late(rows: Rows) -> Bools | None:
+    """The newcomer itself would be late, or nobody in particular."""
     late: Bools = ~rows.verdict("admitted")
-    return late
+    return late & ~rows.verdict("breaks") if late.any() else None
+
+
+def _breaks(rows: Rows) -> Bools | None:
+    """Somebody who is there already would be late."""
+    late: Bools = ~rows.verdict("admitted")
+    return late if late.any() else None
 
 
 def _says_late(rows: Rows) -> str:
@@ -332,7 +354,6 @@ def _now(code: str, fails: Callable[[Rows], Bools | None], says: Callable[[Rows]
     return Filter(f"not_now.{code}", fails, says, settled=False)
 
 
-_TOLD: Final = 8
 """Nodes whose free devices a sentence tells one by one."""
 _THERE = "the largest"
 _FREE = "largest free"
@@ -377,5 +398,6 @@ DEVICE_FILTERS: Final = (
     _now("share", _no_share, _says_share),
     _now("memory", _memory_small("memory_free"), _says_device_memory("memory_free", _FREE)),
     _now("deadline", _late, _says_late),
+    Filter("would_break.deadline", _breaks, _says_late, settled=False),
     _now("devices", _few, _says_fragmented),
 )

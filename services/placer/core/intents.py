@@ -17,13 +17,14 @@ from services.placer.core.cluster import Cluster
 from services.placer.core.containers import Start
 from services.placer.core.leases import Leases
 from services.placer.core.ledger import LEADER, Draft
-from services.placer.core.outcome import Assignment, Decision, Fits, NotNow
+from services.placer.core.outcome import Assignment, Decision, Fits, Move, NotNow
 from services.placer.core.outlooks import Learned
-from services.placer.core.pipeline import decide, fits_more
-from services.placer.core.records import Order, labels_of, order
+from services.placer.core.pipeline import decide, fits_more, moves
+from services.placer.core.question import Tenant, Tenants, nobody
+from services.placer.core.records import Order, labels_of, order, tenant_of
 from services.placer.core.strategies import STRATEGIES, Strategy
 from shared.effects import Effect
-from shared.messages import Lease, PlaceRequest, Reason, RequestRecord, State
+from shared.messages import Lease, PlaceRequest, Reason, RequestRecord, Reservation, State
 
 SECOND_US = 1_000_000
 
@@ -66,7 +67,7 @@ class Chooser:
         """Whether a backend of this placer runs the node's containers."""
         return node in self.capabilities or OTHERS in self.capabilities
 
-    def decide(
+    def decide(  # noqa: PLR0913  # what a decision depends on, by name
         self,
         request: PlaceRequest,
         now_us: int,
@@ -76,13 +77,14 @@ class Chooser:
         others: tuple[Assignment, ...] = (),
         advise: bool = True,
         ahead_of: frozenset[str] = frozenset(),
+        tenants: Tenants = nobody,
     ) -> Decision:
         """`ahead_of`: waiting requests that come after this one, so that what is kept for them is free.
 
         Raises FieldError for a strategy that does not exist.
         """
         asked: dict[str, Any] = {"set_aside": set_aside, "only_replicas": only, "others_of_request": others}
-        decision = self._decide(request, now_us, ahead_of, advise=advise, **asked)
+        decision = self._decide(request, now_us, ahead_of, advise=advise, tenants=tenants, **asked)
         if advise and isinstance(decision, NotNow):
             return self._kept(decision, request, now_us, ahead_of, **asked)
         return decision
@@ -110,6 +112,20 @@ class Chooser:
                 return _kept_reason(refused, would_be, waiting)
         would_be = self._decide(request, now_us, {*ahead_of, *kept_for}, advise=False, **asked) if kept_for else refused
         return _kept_reason(refused, would_be, kept_for) if isinstance(would_be, Fits) else refused
+
+    def moves(
+        self, request: PlaceRequest, tenants: Tenants, *, ahead_of: frozenset[str] = frozenset()
+    ) -> tuple[Move, ...]:
+        """Moves of others after which it would fit."""
+        with self.cluster.without_shadows(ahead_of):
+            return moves(
+                self.cluster,
+                request,
+                capabilities=self.capabilities,
+                strategies=self.learned.strategies,
+                tie=self.tie,
+                tenants=tenants,
+            )
 
     def note(self, request: PlaceRequest) -> None:
         """A new request: strategies that look ahead learn from it. One that is planned again is counted again."""
@@ -163,6 +179,11 @@ class Scope:
         lease = self.draft.lease(LEADER)
         counter = lease.counter if lease else 0
         self.draft.put_lease(LEADER, Lease(holder=self.me, counter=counter + 1, ttl_us=self.rules.lease_ttl_us))
+
+    def tenant(self, held: Reservation) -> Tenant | None:
+        """Whether who holds this could be moved, and what it asked for."""
+        stored = self.draft.known(held.request_id)
+        return tenant_of(stored, held) if stored else None
 
     def starts(self, record: RequestRecord, only: frozenset[int] | None = None) -> tuple[Effect, ...]:
         """The starts that follow from a record whose replicas were just placed (only these where given)."""

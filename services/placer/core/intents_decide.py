@@ -17,6 +17,7 @@ from services.placer.core.records import (
     settled,
     sized,
     stepped,
+    told_move,
 )
 from shared.effects import Ack, Effect, Reply
 from shared.errors import FieldError
@@ -64,7 +65,7 @@ class Decide(Intent):
         if not self.request.dry_run:
             scope.chooser.note(self.request)
         ahead_of = scope.ahead_of(new_record(self.request, scope.me, scope.wall_us))
-        decision = scope.chooser.decide(self.request, scope.now_us, ahead_of=ahead_of)
+        decision = scope.chooser.decide(self.request, scope.now_us, ahead_of=ahead_of, tenants=scope.tenant)
         match decision:
             case Fits():
                 return self._placed(scope, decision)
@@ -76,7 +77,7 @@ class Decide(Intent):
     def _placed(self, scope: Scope, fits: Fits) -> tuple[Effect, ...]:
         record = new_record(self.request, scope.me, scope.wall_us)
         if self.request.dry_run:
-            return self._would_be(scope, _placed(scope, record, fits))
+            return self._would_be(scope, _placed(scope, record, fits), score=fits.score, runner_up=fits.runner_up)
         record = _place(scope, record, fits)
         said = self._says(scope, record, score=fits.score, runner_up=fits.runner_up)
         return (*self._answer(said), *scope.starts(record))
@@ -94,7 +95,11 @@ class Decide(Intent):
         return self._answer(self._says(scope, record, would_fit_if=would_fit_if))
 
     def _would_be(self, scope: Scope, record: RequestRecord, **more: Any) -> tuple[Effect, ...]:
-        more["fits_more"] = scope.chooser.fits_more(self.request, scope.now_us, ahead_of=scope.ahead_of(record))
+        ahead_of = scope.ahead_of(record)
+        more["fits_more"] = scope.chooser.fits_more(self.request, scope.now_us, ahead_of=ahead_of)
+        if record.state in {State.QUEUED, State.REJECTED}:
+            found = scope.chooser.moves(self.request, scope.tenant, ahead_of=ahead_of)
+            more["moves"] = tuple(map(told_move, found))
         return self._answer(self._says(scope, record, dry_run=True, **more))
 
     # --- a hold once more ---

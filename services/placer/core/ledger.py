@@ -234,6 +234,11 @@ class Draft:
         """Raises FieldError where the key cannot be read."""
         return self._records.get(request_id) or self._ledger.record(request_id)
 
+    def known(self, request_id: str) -> RequestRecord | None:
+        """The same, and None where the key cannot be read."""
+        stored = self._ledger.records.get(request_id)
+        return self._records.get(request_id) or (stored.value if stored else None)
+
     def reservations(self, node: str) -> tuple[Reservation, ...]:
         return self._nodes[node] if node in self._nodes else self._ledger.reservations(node)
 

@@ -17,6 +17,22 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """One replica starts at `to`, then stops on `node`, where it has `devices`."""
+
+    request_id: str
+    node: str
+    devices: tuple[str, ...]
+    to: Assignment
+
+    def __str__(self) -> str:
+        replica = f"{self.request_id}/{self.to.replica}"
+        if self.to.node == self.node:
+            return f"{replica} moves to {', '.join(self.to.devices)} of {self.node}"
+        return f"{replica} moves from {self.node} to {self.to.node}"
+
+
+@dataclass(frozen=True, slots=True)
 class Fits:
     """A place for every replica asked for.
 

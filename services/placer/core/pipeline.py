@@ -10,9 +10,10 @@ from services.placer.core.capabilities import ALL_CAN_ALL, Capabilities
 from services.placer.core.changes import changes
 from services.placer.core.cluster import Cluster
 from services.placer.core.demand import Demand
-from services.placer.core.outcome import MAX_GANG_NODES, Assignment, Decision, Fits, Never, NotNow
+from services.placer.core.outcome import MAX_GANG_NODES, Assignment, Decision, Fits, Move, Never, NotNow
+from services.placer.core.planners.defrag import MOST_MOVES, moves_for
 from services.placer.core.planners.gang import Plan
-from services.placer.core.question import Question
+from services.placer.core.question import Question, Tenants, nobody
 from services.placer.core.room import room
 from services.placer.core.rows import Ask
 from services.placer.core.sieve import Sieve
@@ -34,12 +35,14 @@ def decide(  # noqa: PLR0913  # what a decision depends on, all of it by name
     tie: str = "",
     others_of_request: tuple[Assignment, ...] = (),
     advise: bool = True,
+    tenants: Tenants = nobody,
 ) -> Decision:
     """Where the replicas go, all of them or none, or why not.
 
     `capabilities` by node, key "" for all other nodes. `only_replicas`: place these and no others;
     `others_of_request` says where the others are (for spreading and packing). `tie`: shuffles equals, which
-    otherwise go by name. `advise` False leaves `would_fit_if` out, which is most of the work of a refusal.
+    otherwise go by name. `advise` False leaves `would_fit_if` out, which is most of the work of a refusal; `tenants`
+    says who could be moved.
     Raises FieldError for a strategy that does not exist. Leaves the cluster as it was.
     """
     question = Question(
@@ -51,6 +54,8 @@ def decide(  # noqa: PLR0913  # what a decision depends on, all of it by name
         set_aside=set_aside,
         others=others_of_request,
         tie=tie,
+        tenants=tenants,
+        strategies=strategies,
     )
     plan = question.plan()
     if plan.complete and plan.nodes <= MAX_GANG_NODES:
@@ -96,6 +101,30 @@ def fits_by_size(
         raise FieldError("strategy", strategy, "one with fixed sizes")
     asked = {size: PlaceRequest(command=("",), gpu=Gpu(count=size), strategy=strategy) for size in sized.sizes}
     return {size: fits_more(cluster, each, now_us, strategies=strategies) for size, each in asked.items()}
+
+
+def moves(  # what they depend on, by name
+    cluster: Cluster,
+    request: PlaceRequest,
+    *,
+    tenants: Tenants,
+    capabilities: Mapping[str, Capabilities] = ALL_CAN_ALL,
+    strategies: Mapping[str, Strategy] = STRATEGIES,
+    tie: str = "",
+    most: int = MOST_MOVES,
+) -> tuple[Move, ...]:
+    """A few moves of others after which the request fits; empty where none is needed or none was found."""
+    question = Question(
+        cluster=cluster,
+        request=request,
+        strategy=strategy_named(request.strategy, strategies),
+        replicas=tuple(range(request.replicas)),
+        capabilities=capabilities,
+        tie=tie,
+        tenants=tenants,
+        strategies=strategies,
+    )
+    return moves_for(question, most)
 
 
 def _ever(question: Question) -> int | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from services.placer.core.capabilities import Capabilities
@@ -12,13 +12,33 @@ from services.placer.core.demand import Demand
 from services.placer.core.outcome import MAX_GANG_NODES, Assignment
 from services.placer.core.planners.gang import Plan, Wish, plan
 from services.placer.core.rows import Ask
-from services.placer.core.strategies import Strategy, slots_of
-from shared.messages import PlaceRequest
+from services.placer.core.strategies import STRATEGIES, Strategy, slots_of
+from shared.messages import PlaceRequest, Reservation
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """Of one replica that may be moved: what was asked for, and where the other replicas of its request are."""
+
+    request: PlaceRequest
+    others: tuple[Assignment, ...] = ()
+
+
+Tenants = Callable[[Reservation], Tenant | None]
+"""Who holds a reservation; None for one that stays where it is."""
+
+
+def nobody(_: Reservation) -> Tenant | None:
+    """Where it is not known who may be moved."""
+    return None
 
 
 @dataclass(frozen=True)
 class Question:
-    """`replicas` are to be placed, `others` of the same request have their places already."""
+    """`replicas` are to be placed, `others` of the same request have their places already.
+
+    `tenants` and their `strategies` are for plans that move somebody.
+    """
 
     cluster: Cluster
     request: PlaceRequest
@@ -30,6 +50,8 @@ class Question:
     tie: str = ""
     kept: bool = True
     """False for what is asked once: it does not push out what is remembered of others."""
+    tenants: Tenants = nobody
+    strategies: Mapping[str, Strategy] = field(default_factory=lambda: STRATEGIES)
 
     @cached_property
     def ask(self) -> Ask:

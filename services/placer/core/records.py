@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.placer.core.demand import Demand
-from services.placer.core.outcome import Assignment
+from services.placer.core.outcome import Assignment, Move
+from services.placer.core.question import Tenant
 from shared.messages import (
     ContainerLabels,
     PlaceEvent,
     Placement,
     PlaceReply,
     PlaceRequest,
+    PlannedMove,
     ReplicaRecord,
     RequestRecord,
     Reservation,
@@ -199,6 +201,18 @@ def _reservation(record: RequestRecord, replica: ReplicaRecord, size: Size) -> R
     return Demand.of(body).reservation(record.request_id, replica.replica, replica.generation, replica.devices)
 
 
+def tenant_of(record: RequestRecord, held: Reservation) -> Tenant | None:
+    """Who could be moved: what has started and is neither being resized nor stopped, and is where the ledger says."""
+    replica, body = replica_of(record, held.replica), record.body
+    if body is None or record.state != State.STARTED or held.container or replica is None:
+        return None
+    at_rest = replica.state == State.STARTED and replica.resizing is None
+    if not at_rest or (replica.generation, replica.devices) != (held.generation, held.devices):
+        return None
+    others = (each for each in holders(record) if each.replica != held.replica and each.node is not None)
+    return Tenant(sized(record, body), tuple(Assignment(o.replica, o.node, o.devices) for o in others if o.node))
+
+
 def labels_of(record: RequestRecord, replica: ReplicaRecord, ledger_id: str) -> ContainerLabels:
     """Of a start: with the size that it has before any resize, so that one that fails leaves what it says it leaves."""
     assert record.body is not None
@@ -248,6 +262,18 @@ def reply_of(record: RequestRecord, ledger_id: str, **more: Any) -> PlaceReply:
 def _said(fields: dict[str, Any]) -> dict[str, Any]:
     """Without what there is nothing to say of, so that it stays out of the message."""
     return {name: value for name, value in fields.items() if value is not None and value != ()}
+
+
+def told_move(move: Move) -> PlannedMove:
+    """As a reply says it."""
+    return PlannedMove(
+        request_id=move.request_id,
+        replica=move.to.replica,
+        from_node=move.node,
+        from_devices=move.devices,
+        node=move.to.node,
+        devices=move.to.devices,
+    )
 
 
 def event_of(record: RequestRecord, step: Step, ledger_id: str) -> PlaceEvent:

@@ -137,7 +137,7 @@ class Rows:
         return self.ask.cluster.verdicts(self.ask.demand, self._load)
 
     def verdict(self, column: str) -> Array:
-        """A column of the admission test on each device: `admitted`, `slack` or `unproven`."""
+        """A column of the admission test on each device: `admitted`, `slack`, `unproven` or `breaks`."""
         return self._verdicts.column(column, self._load)
 
     def alone(self, column: str) -> Array:

@@ -40,14 +40,14 @@ class Sieve:
 
     def passing(self, slots: Ints) -> Rows:
         """The rows of these nodes that can take a replica."""
-        return passing(self._open(slots), self._quick)
+        return passing(self.open(slots), self._quick)
 
     def sifted(self) -> Sifted:
         """All rows in the order of names."""
         cluster = self.ask.cluster
         if self._first_seen < cluster.changes:
             changed = cluster.changed_since(self._first_seen)
-            left = self._open(changed)
+            left = self.open(changed)
             first = sift(left, self._by_use).first
             first[first >= 0] += len(self._by_facts)
             every = self.ask.on(changed).index
@@ -65,7 +65,7 @@ class Sieve:
             self._empty = {limit: (self.ask.cluster.facts_changes, found)}
         return found
 
-    def _open(self, slots: Ints) -> Rows:
+    def open(self, slots: Ints) -> Rows:
         """The rows of these nodes that only what is reserved can keep from taking a replica."""
         cluster = self.ask.cluster
         if self._settled_seen < cluster.facts_changes:
