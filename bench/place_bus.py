@@ -288,6 +288,7 @@ async def measure(storage: str) -> Measured:
         await bench.prepare()
         for number in range(ROUNDS):
             await bench.round(number)
+            print(f"{storage}, round {number + 1} of {ROUNDS}", file=sys.stderr)
         await client.close()
         return bench.found
 
