@@ -37,8 +37,8 @@ Json = dict[str, Any]
 
 OUT = Path("build/bench/place-bus.json")
 STORAGES = ("file", "memory")
-ROUNDS = 3
-REQUESTS, IN_FLIGHT = 1_000, 64
+ROUNDS = int(os.environ.get("LAXITY_BENCH_ROUNDS", "3"))
+REQUESTS, IN_FLIGHT = int(os.environ.get("LAXITY_BENCH_REQUESTS", "1000")), 64
 ALONE = 300
 """Requests of a round with one in flight."""
 NODES, DEVICES = 200, 8
@@ -115,7 +115,7 @@ async def ask(url: str, subject: str, name: str, count: int, in_flight: int) -> 
 async def commit(url: str, keys: int, size: int) -> None:
     """The same batch again and again, one at a time, as a placer commits; prints how long each took."""
     bus = await Bus.connect(ServiceSettings(nats_url=url), "bench")
-    revisions = dict.fromkeys((f"request.{number}" for number in range(keys)), 0)
+    revisions = dict.fromkeys((f"request.{os.getpid()}-{number}" for number in range(keys)), 0)
     took_us, began = list[float](), time.perf_counter()
     while time.perf_counter() - began < COMMIT_S:
         before = time.perf_counter()
@@ -288,6 +288,7 @@ async def measure(storage: str) -> Measured:
         await bench.prepare()
         for number in range(ROUNDS):
             await bench.round(number)
+            print(f"{storage}, round {number + 1} of {ROUNDS}", file=sys.stderr)
         await client.close()
         return bench.found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.placer.core.cluster import Cluster
-from services.placer.core.commits import MOST_CONFLICTS
+from services.placer.core.commits import MOST_CONFLICTS, PATIENCE
 from services.placer.core.intents import Rules
 from services.placer.core.ledger import Draft, Ledger, parse_key
 from shared.effects import Commit, CommitDone, CommitOutcome, KeyChanged
@@ -89,12 +89,16 @@ def test_one_request_id_at_two_placers_at_once_has_one_effect(world: World) -> N
     assert 1 == len(world.running())
 
 
-def test_after_a_conflict_the_next_batch_is_half_as_large(world: World) -> None:
+def test_a_batch_stays_whole_after_a_conflict_and_is_split_from_the_fourth_in_a_row_on(world: World) -> None:
     for number in range(9):
         world.ask("p1", request(request_id=f"r{number}", gpu={"share": 0.1}))
     world.step_task()
     big = take_commit(world)
     assert 9 == len(big.writes)
+    for _ in range(PATIENCE - 1):
+        world.tell("p1", CommitDone(big.commit, CommitOutcome.CONFLICT, current=()))
+        big = take_commit(world)
+        assert 9 == len(big.writes)
     world.tell("p1", CommitDone(big.commit, CommitOutcome.CONFLICT, current=()))
 
     assert 5 == len(commits(world)[0].writes)

@@ -10,6 +10,7 @@ from services.placer.core.pipeline import decide
 from shared.messages import Gpu, Kind, Regime
 
 PLACEMENT = (Path(__file__).parents[2] / "docs" / "placement.md").read_text(encoding="utf-8")
+FRAGMENTED = "fragmented: needs 4 devices on one node, 3 nodes have 1, 2, 1 free, largest block 2 (b)"
 CODES = [one.code for one in DEVICE_FILTERS]
 
 
@@ -19,7 +20,7 @@ def test_7_6_and_7_of_8_used_and_4_wanted_is_fragmented() -> None:
         place(made, request(Gpu(count=used), candidates=(name,)), name)
     decision = decide(made, request(Gpu(count=4)), 0)
     assert {"not_now.devices": 4, "not_now.share": 20} == codes(decision)
-    assert "needs 4 devices on one node, most free is 2 (b): fragmented, 1, 2, 1 free" == message(decision)
+    assert FRAGMENTED == message(decision)
 
 
 def test_where_too_little_is_free_altogether_nothing_is_fragmented() -> None:
@@ -47,7 +48,7 @@ def test_the_free_devices_of_many_nodes_are_not_told_one_by_one() -> None:
     for number in range(9):
         place(made, request(Gpu(), candidates=(f"n{number}",)), f"r{number}")
     said = message(decide(made, request(Gpu(count=2)), 0))
-    assert said.endswith(": fragmented, 1, 1, 1, 1, 1, 1, 1, 1 free and so on over 9 nodes")
+    assert said.endswith("9 nodes have 1, 1, 1, 1, 1, 1, 1, 1 and 1 more free, largest block 1 (n0)")
 
 
 def test_who_would_be_late_itself_is_told_apart_from_who_would_make_others_late() -> None:

@@ -16,6 +16,11 @@ from shared.subjects import LEDGER
 MOST_CONFLICTS = 8
 """In a row, before the next try waits for a tick: a key that cannot be agreed on must not make a loop at full speed."""
 
+PATIENCE = 4
+"""Conflicts in a row after which a batch is split. All its keys were read after the first, so it goes through unless
+others wrote once more meanwhile: where many placers want few nodes, each success must carry all that waits.
+"""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -30,8 +35,8 @@ class Batch:
 class GroupCommit:
     """One batch in flight; the rest gathers.
 
-    A conflict does not name its key, and one stale key fails all: the next batch is half as large, and each one that
-    is written doubles it again, up to `most`.
+    A conflict does not name its key, and one stale key fails all: after several in a row the next batch is half as
+    large, as it is at once where the server refuses; each one that is written doubles it again, up to `most`.
     """
 
     def __init__(self, most: int) -> None:
@@ -40,6 +45,7 @@ class GroupCommit:
         self._limit = most
         self._number = 0
         self._conflicts = 0
+        self._in_a_row = 0
         self._waiting: deque[Intent] = deque()
         self._keys: set[Hashable] = set()
 
@@ -88,13 +94,15 @@ class GroupCommit:
         return batch
 
     def written(self) -> None:
-        self._conflicts = 0
+        self._conflicts = self._in_a_row = 0
         self._limit = min(self._most, self._limit * 2)
 
-    def again(self, batch: Batch) -> None:
-        """It was not written: plan all of it again, in smaller batches."""
+    def again(self, batch: Batch, *, split: bool = False) -> None:
+        """It was not written: plan all of it again, in smaller batches where that helps."""
         self._conflicts += 1
-        self._limit = max(1, min(self._limit, len(batch.intents)) // 2)
+        self._in_a_row += 1
+        if split or self._in_a_row >= PATIENCE:
+            self._limit = max(1, min(self._limit, len(batch.intents)) // 2)
         for intent in reversed(batch.intents):
             self.add(intent, first=True)
 

@@ -209,12 +209,12 @@ class Core:
         else:
             for change in done.current:
                 self._take_in(change)
-            self._again(batch)
+            self._again(batch, split=done.outcome == CommitOutcome.REFUSED)
         batch.draft.abandon()
 
-    def _again(self, batch: Batch) -> None:
+    def _again(self, batch: Batch, *, split: bool) -> None:
         if self.following.alarm is None:
-            self.commits.again(batch)
+            self.commits.again(batch, split=split)
             return
         for intent in batch.intents:
             self.carrying.carry(intent.refused(*LEDGER_CHANGED))

@@ -354,7 +354,6 @@ def _now(code: str, fails: Callable[[Rows], Bools | None], says: Callable[[Rows]
     return Filter(f"not_now.{code}", fails, says, settled=False)
 
 
-"""Nodes whose free devices a sentence tells one by one."""
 _THERE = "the largest"
 _FREE = "largest free"
 
