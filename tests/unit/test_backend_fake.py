@@ -108,6 +108,7 @@ async def test_a_container_can_be_killed_from_outside(fake: FakeBackend, clock: 
         await clock.advance(10)
         fake.kill(NODE, BOX, exit_code=None)
         await clock.advance(0)
+        await clock.advance(0)
         assert [("exited", None)] == [(post.state, post.exit_code) for post in posts]
     with pytest.raises(BackendError, match="not on"):
         fake.kill(NODE, "another")
