@@ -19,6 +19,8 @@ CONFLICTS = frozenset({10071, 10164})
 """A key had another revision; which one is not said."""
 ABANDONED = 10176
 """The server knows no such batch, or not all of it: it was too slow for it, or it has restarted meanwhile."""
+NO_LEADER = 10008
+"""Said during an election, which may take longer than all our tries: what was asked is planned again after it."""
 NOT_NOW = frozenset({429, 503})
 """Status: too many batches are open (10210), no leader (10008), no room or no store (10023, 10077)."""
 RETRIES = 8
@@ -66,7 +68,7 @@ class Commits:
     async def _refused(
         self, bucket: str, shown: str, writes: Sequence[Write], number: int, error: ApiError | TooLargeError
     ) -> CommitDone:
-        if not isinstance(error, ApiError) or error.code not in CONFLICTS | {ABANDONED}:
+        if not isinstance(error, ApiError) or error.code not in CONFLICTS | {ABANDONED, NO_LEADER}:
             return CommitDone(number, CommitOutcome.REFUSED, detail=str(error))
         current = await self.read(bucket, shown, [write.key for write in writes])
         return CommitDone(number, CommitOutcome.CONFLICT, current=current, detail=str(error))

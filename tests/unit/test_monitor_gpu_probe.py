@@ -71,7 +71,8 @@ class Node:
     def plays(self, profile: str, *processes: tuple[int, int, int]) -> tuple[DeviceReading, ...]:
         """What is told once the driver answers."""
         self.driver.plays(profile, *processes)
-        return self.until(lambda _: self.process.ask().failed is None)
+        self.until(lambda _: self.process.ask().failed is None)
+        return self.read()
 
     @property
     def counts(self) -> dict[str, int]:

@@ -165,7 +165,7 @@ def test_a_profile_is_a_strategy_of_another_name() -> None:
     "profiles, says",
     [
         ({"binpack": {"strategy": "spread"}}, "profiles.binpack: found binpack, allowed: a name that no strategy has"),
-        ({"x": {}}, "profiles.x.strategy: found None, allowed: one of binpack, deadline, slot, spread"),
+        ({"x": {}}, "profiles.x.strategy: found None, allowed: one of bestfit, binpack, deadline, "),
         ({"x": {"strategy": "binpack", "gpus": 1}}, "profiles.x.gpus: found 1, allowed: parameters of binpack: cpu"),
         ({"x": {"strategy": "binpack", "gpu": "much"}}, "profiles.x.gpu: found much, allowed: Input should be a valid"),
         ({"x": {"strategy": "binpack", "gpu": -1}}, "found a weight below 0"),
