@@ -22,7 +22,7 @@ from tests.outage import all_go_on, asking, nothing_lost_and_nothing_twice
 from tests.outside import until
 from tests.placer_world import facts
 
-BODY = {"command": ["serve"]}
+BODY = {"command": ["serve"], "queue": True}  # a placer that knows no node yet lets it wait
 PATIENCE_S = 60.0
 """Far beyond any election: only a cluster that never comes back fails by it."""
 
