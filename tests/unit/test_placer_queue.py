@@ -117,6 +117,19 @@ def test_room_is_kept_where_least_of_it_is_lacking() -> None:
     assert {"n1": 4} == shadow(world)
 
 
+@pytest.mark.parametrize(("there", "comes"), [(50_000, 12_500), (12_500, 50_000)], ids=["its own", "a neighbour's"])
+def test_room_is_kept_where_a_deadline_stands_in_the_way_whoever_would_miss_it(there: int, comes: int) -> None:
+    world = cluster(1)
+    for request_id, deadline_us in (("there", there), ("comes", comes)):
+        timing = {"kind": "firm", "deadline_us": deadline_us, "period_us": 1_000_000, "runtime_us": 8_000}
+        world.place("p2", request_id=request_id, gpu={"share": 0.1}, realtime=timing, queue=True)
+        world.settle()
+    world.pass_time(1)
+
+    assert (State.STARTED, State.QUEUED) == (world.record("there").state, world.record("comes").state)
+    assert {"n0": 1} == shadow(world, "comes")
+
+
 def test_a_newcomer_at_any_placer_leaves_it_alone_and_is_told_so() -> None:
     world = cluster(4)
     small(world, "s0")

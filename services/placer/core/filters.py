@@ -60,6 +60,12 @@ class Sifted:
         """Those that could take the request one day."""
         return self.rows.where(np.array([*(f.waits for f in self.filters), True])[self.first])
 
+    @cached_property
+    def held_up(self) -> Bools:
+        """Which of the rows only what is reserved keeps from taking the request."""
+        held_up: Bools = self.first >= sum(one.settled for one in self.filters)
+        return held_up
+
     def reasons(self) -> tuple[Reason, ...]:
         """Why the others were passed over, nearest to fitting first; the counts add up to the rows lost."""
         numbers = np.flatnonzero(np.bincount(self.first + 1)[1:])[::-1].tolist()

@@ -13,7 +13,6 @@ from typing import Final
 import numpy as np
 
 from services.placer.core.cluster import UNKNOWN
-from services.placer.core.filters import Sifted
 from services.placer.core.rows import Ask
 from services.placer.core.sieve import Sieve
 from shared.messages import Reservation
@@ -33,8 +32,7 @@ class Leaving:
 def nearest(ask: Ask, most: int) -> list[str]:
     """Nodes that only what is reserved keeps from taking a replica: past most filters first, then the emptiest."""
     sifted = Sieve.of(ask).sifted()
-    busy = sifted.first >= _settled(sifted)
-    rows, first = sifted.rows.where(busy), sifted.first[busy]
+    rows, first = sifted.rows.where(sifted.held_up), sifted.first[sifted.held_up]
     several = "whole_free" if ask.demand.count > 1 else "share_free"
     free = rows.of_node(several if ask.demand.count else "cpu_free")
     order = np.lexsort((rows.of_node("rank"), -free, -first.astype(np.int64)))
@@ -74,10 +72,6 @@ def by_request(reservations: Sequence[Reservation]) -> Iterator[Held]:
     """All that one request holds together."""
     for name in sorted({held.request_id for held in reservations}):
         yield tuple(held for held in reservations if held.request_id == name)
-
-
-def _settled(sifted: Sifted) -> int:
-    return sum(one.settled for one in sifted.filters)
 
 
 def _enough(ask: Ask, node: str, size: int, units: Callable[[Sequence[Reservation]], Iterable[Held]]) -> Iterator[Held]:

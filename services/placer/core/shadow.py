@@ -152,8 +152,7 @@ def _part(asked: Ints, free: Ints, capacity: Ints) -> Floats:
 def _foreseeable(ask: Ask, barred: Sequence[ShadowPlace]) -> Rows:
     """The rows that nothing but what is reserved or kept keeps from taking a replica, without those barred."""
     sifted = Sieve.of(ask).sifted()
-    waits = np.array([*(one.code.startswith("not_now.") for one in sifted.filters), True])
-    rows = sifted.rows.where(waits[sifted.first])
+    rows = sifted.rows.where(sifted.held_up | (sifted.first < 0))
     for slot, devices in rows_at(ask.cluster, barred):
         there = np.isin(rows.index, devices) if ask.demand.count else rows.index == slot
         rows = rows.where(~there)
