@@ -67,3 +67,8 @@ ALL_CAN_ALL: Final[Mapping[str, Capabilities]] = {
         images=True, volumes=True, ports=True, secrets=True, user=True, shm=True, pods=True, resize=True
     )
 }
+
+
+def capabilities_of(node: str, known: Mapping[str, Capabilities]) -> Capabilities | None:
+    """What the node's backend can do; None where no backend is set for it."""
+    return known.get(node) or known.get(OTHERS)

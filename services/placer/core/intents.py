@@ -12,7 +12,7 @@ from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from services.placer.core.capabilities import OTHERS, Capabilities
+from services.placer.core.capabilities import Capabilities, capabilities_of
 from services.placer.core.cluster import Cluster
 from services.placer.core.containers import Start
 from services.placer.core.leases import Leases
@@ -65,7 +65,7 @@ class Chooser:
 
     def reaches(self, node: str) -> bool:
         """Whether a backend of this placer runs the node's containers."""
-        return node in self.capabilities or OTHERS in self.capabilities
+        return capabilities_of(node, self.capabilities) is not None
 
     def decide(  # noqa: PLR0913  # what a decision depends on, by name
         self,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.placer.core.capabilities import ALL_CAN_ALL, OTHERS
+from services.placer.core.capabilities import ALL_CAN_ALL, capabilities_of
 from services.placer.core.demand import Demand
 from services.placer.core.filters import sift
 from services.placer.core.intents import Scope
@@ -134,7 +134,7 @@ def _refusals(scope: Scope, record: RequestRecord, changed: RequestRecord) -> It
 
 
 def _resizes(scope: Scope, node: str) -> bool:
-    can = scope.chooser.capabilities.get(node) or scope.chooser.capabilities.get(OTHERS)
+    can = capabilities_of(node, scope.chooser.capabilities)
     return can is not None and can.resize
 
 

@@ -30,9 +30,5 @@ class Memo(Generic[T]):
             self._kept.move_to_end(key)
         return found
 
-    def find(self, key: Hashable) -> T | None:
-        """What is kept under the key, if anything; being looked at does not keep it longer."""
-        return self._kept.get(key)
-
     def values(self) -> Iterable[T]:
         return self._kept.values()

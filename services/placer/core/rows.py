@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from services.placer.core.accounts import Load
-from services.placer.core.capabilities import OTHERS, Capabilities, needs
+from services.placer.core.capabilities import Capabilities, capabilities_of, needs
 from services.placer.core.cluster import UNKNOWN, Cluster
 from services.placer.core.columns import Array, Bools, Ints
 from services.placer.core.demand import Demand
@@ -76,7 +76,7 @@ class Ask:
 
     def lacking(self, node: str) -> str | None:
         """What the node's backend cannot honour, if anything."""
-        can = self.capabilities.get(node) or self.capabilities.get(OTHERS)
+        can = capabilities_of(node, self.capabilities)
         return "no backend is set for the node: nothing" if can is None else can.lacking(self.demand.request)
 
     def named(self, names: Iterable[str]) -> Bools:
