@@ -17,6 +17,7 @@ from cli import release
 from cli.client import Client
 from cli.output import CommandError, Exit, Output
 from cli.simulate import NODES_FILE, REQUESTS_FILE
+from shared.bus.snapshot import CHUNK_BYTES
 from shared.effects import CommitOutcome, Write
 from shared.errors import BusError
 from shared.messages import LedgerIdentity, PlaceReply, RequestRecord
@@ -28,7 +29,6 @@ DESCRIBED, PACKED = "backup.json", "stream.tar.s2"
 """The files of a backup, as `nats stream backup` names them too; the first is written last."""
 EXPORTED = {REQUESTS_FILE: (LEDGER, "request."), NODES_FILE: (NODES, "node.")}
 """The files of an export, each the values of some keys of a bucket, one a line."""
-CHUNK_BYTES = 128 * 1024
 
 
 def arguments(parser: ArgumentParser) -> None:
