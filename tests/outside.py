@@ -68,3 +68,16 @@ async def value(client: Client, bucket: str, key: str) -> Json | None:
         return None
     found: Json = json.loads(entry.value or b"null")
     return found
+
+
+async def heartbeat(client: Client, wanted: Callable[[Json], object], what: str) -> Json:
+    """The first heartbeat of node n1 that is as wanted."""
+    subscription = await client.subscribe("rt.metrics.n1")
+
+    async def next_one() -> Any:
+        body = json.loads((await subscription.next_msg(timeout=10)).data)
+        return body if wanted(body) else None
+
+    found: Json = await until(next_one, what)
+    await subscription.unsubscribe()
+    return found

@@ -1,7 +1,6 @@
 """What every backend must do, run on each: one behaviour, whether it is played, a process, or an engine's container."""
 
 import asyncio
-import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,6 +15,7 @@ from services.placer.backends.process import ProcessBackend, ProcessOptions
 from shared.errors import BackendError
 from shared.messages.ledger import ContainerLabels, Reservation
 from shared.messages.place import Gpu, Kind, PlaceRequest, Realtime, Secret
+from tests.backends import watched
 from tests.docker_engine import docker_options, engine_url, inspect
 
 NODE = "node-1"
@@ -135,19 +135,6 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     while not await condition():
         assert time.monotonic() < give_up, "what the test waits for did not happen"
         await asyncio.sleep(0.01)
-
-
-@contextlib.asynccontextmanager
-async def watched(backend: Backend) -> AsyncIterator[list[Seen]]:
-    posts: list[Seen] = []
-    task = asyncio.create_task(backend.watch(posts.append))
-    try:
-        yield posts
-    finally:
-        assert not task.done()
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 async def exited(backend: Backend, container: str = BOX) -> Seen:

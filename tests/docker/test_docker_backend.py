@@ -1,7 +1,6 @@
 """The Docker backend on a real engine: what the conformance suite, which runs on it too, cannot know of engines."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from services.placer.backends.docker_spec import LABELS, create_body
 from shared.errors import BackendError
 from shared.messages.ledger import ContainerLabels, Reservation
 from shared.messages.place import PlaceRequest
+from tests.backends import watched
 from tests.docker.proxy import Proxy
 from tests.docker_engine import IMAGE, docker, docker_options, engine_url, inspect
 
@@ -108,18 +108,6 @@ async def until_awaited(condition: Callable[[], Awaitable[bool]]) -> None:
     while not await condition():
         assert time.monotonic() < give_up, "what the test waits for did not happen"
         await asyncio.sleep(0.01)
-
-
-@contextlib.asynccontextmanager
-async def watched(backend: DockerBackend) -> AsyncIterator[list[Seen]]:
-    posts: list[Seen] = []
-    task = asyncio.create_task(backend.watch(posts.append))
-    try:
-        yield posts
-    finally:
-        assert not task.done()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def exited(backend: DockerBackend) -> Seen:

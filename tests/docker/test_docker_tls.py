@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from services.placer.backends.docker_options import DockerEngine, DockerOptions
 from shared.errors import BackendError, FieldError
 from shared.messages import ContainerLabels, PlaceRequest, Reservation
 from shared.testing.wait import eventually, until
+from tests.backends import watched
 from tests.docker.certificates import Authority
 from tests.docker.engine import IMAGE, OwnEngine
 from tests.docker.relay import relayed
@@ -106,18 +106,6 @@ def spec(*command: str, node: str = FAR, container: str = BOX, **asked: Any) -> 
         memory_mib=0,
     )
     return StartSpec(ContainerLabels(container=container, ledger_id="l", node=node, reservation=held), request)
-
-
-@asynccontextmanager
-async def watched(backend: DockerBackend) -> AsyncIterator[list[Seen]]:
-    posts: list[Seen] = []
-    task = asyncio.create_task(backend.watch(posts.append))
-    try:
-        yield posts
-    finally:
-        assert not task.done()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 # --- certificates ---

@@ -20,7 +20,7 @@ from shared.messages import TaskEventKind
 from shared.testing.nats_server import NatsServer
 from shared.testing.service_process import ServiceProcess
 from tests.monitor_folders import labels_of
-from tests.outside import Json, connect, events, until
+from tests.outside import Json, connect, events, heartbeat, until
 
 BEGIN, END, OVERDUE, ABORTED, LOST, CLOSED = TaskEventKind
 SDK = Path(__file__).parents[2] / "sdk" / "src"
@@ -94,19 +94,6 @@ async def rows_with(client: Client, wanted: tuple[TaskEventKind, int]) -> list[t
         return found if wanted in found else None
 
     found: list[tuple[TaskEventKind, int]] = await until(seen, f"{wanted} in the stream")
-    return found
-
-
-async def heartbeat(client: Client, wanted: Callable[[Json], object], what: str) -> Json:
-    """The first heartbeat that is as wanted."""
-    subscription = await client.subscribe("rt.metrics.n1")
-
-    async def next_one() -> Any:
-        body = json.loads((await subscription.next_msg(timeout=10)).data)
-        return body if wanted(body) else None
-
-    found: Json = await until(next_one, what)
-    await subscription.unsubscribe()
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from nats.aio.client import Client
 
 from shared.testing.service_process import ServiceProcess
 from tests.fake_nvml.build import FakeDriver, build_fake_nvml
-from tests.outside import Json, connect, until
+from tests.outside import Json, connect, heartbeat, until
 
 
 @pytest.fixture
@@ -42,19 +42,6 @@ def monitor(nats_url: str, tmp_path: Path, driver: FakeDriver) -> Iterator[Servi
     }
     with ServiceProcess("services.monitor", tmp_path, nats_url, **settings) as process:
         yield process
-
-
-async def heartbeat(client: Client, wanted: Callable[[Json], object], what: str) -> Json:
-    """The first heartbeat that is as wanted."""
-    subscription = await client.subscribe("rt.metrics.n1")
-
-    async def next_one() -> Any:
-        body = json.loads((await subscription.next_msg(timeout=10)).data)
-        return body if wanted(body) else None
-
-    found: Json = await until(next_one, what)
-    await subscription.unsubscribe()
-    return found
 
 
 def healthy(body: Json) -> list[bool]:

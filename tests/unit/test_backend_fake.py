@@ -1,18 +1,17 @@
 """How the fake backend plays what a request's environment asks for, in virtual time."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from services.placer.backends.base import Seen, StartSpec
+from services.placer.backends.base import StartSpec
 from services.placer.backends.fake import FakeBackend
 from shared.errors import BackendError
 from shared.messages.ledger import ContainerLabels, Reservation
 from shared.messages.place import PlaceRequest
 from shared.testing.manual_clock import ManualClock
+from tests.backends import watched
 
 NODE, BOX = "node-1", "box"
 
@@ -147,16 +146,6 @@ async def test_a_spoiled_file_is_no_container(fake: FakeBackend, tmp_path: Path)
     await fake.start(spec())
     (tmp_path / NODE / f"{BOX}.json").write_text("{")
     assert [] == await states(fake)
-
-
-@contextlib.asynccontextmanager
-async def watched(backend: FakeBackend) -> AsyncIterator[list[Seen]]:
-    posts: list[Seen] = []
-    task = asyncio.create_task(backend.watch(posts.append))
-    yield posts
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
 
 
 async def test_the_labels_lie_where_the_monitor_of_that_node_alone_looks(tmp_path: Path, clock: ManualClock) -> None:
