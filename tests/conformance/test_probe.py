@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -9,9 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from services.monitor.core import Core, Probed
+from services.monitor.probes import proc as procfs
 from services.monitor.probes.base import FIRST_SAMPLE, Capacity, Probe, Reading, Snapshot
 from services.monitor.probes.cpu import CoreSettings, CpuProbe, usable_cores
 from services.monitor.probes.fake import DeviceFault, FakeDevices, FakeProbe, Faults
@@ -189,7 +192,15 @@ def until(ready: Callable[[], bool]) -> None:
 
 
 def cpu(root: Path) -> CpuProbe:
-    return CpuProbe(root, {core: CoreSettings() for core in usable_cores()})
+    """Asks where a process is pinned only of this test's own: tests that run beside it pin others."""
+    ours = os.getpid()
+
+    def pinned(pid: int) -> frozenset[int] | None:
+        with contextlib.suppress(psutil.Error):
+            return procfs.affinity(pid) if ours == psutil.Process(pid).ppid() else None
+        return None
+
+    return CpuProbe(root, {core: CoreSettings() for core in usable_cores()}, affinity=pinned)
 
 
 def test_a_rate_is_unknown_at_the_first_sample_and_never_zero(tmp_path: Path) -> None:
