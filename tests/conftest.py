@@ -1,8 +1,9 @@
-"""What holds for every test: how hypothesis draws. No fixtures: those live in shared/testing and beside their tests."""
+"""What holds for every test: how hypothesis draws, and what is run once more. Fixtures are in shared/testing."""
 
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis.configuration import set_hypothesis_home_dir
 
@@ -14,3 +15,14 @@ settings.register_profile("steady", derandomize=True, deadline=None, print_blob=
 # HYPOTHESIS_PROFILE=explore looks for what the steady draws have not met.
 settings.register_profile("explore", deadline=None, max_examples=1_000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
+
+REAL = {"conformance", "integration", "e2e", "docker"}
+"""The folders whose tests run real processes: how these are scheduled is not ours to say."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A failed test with real processes is run once more; the summary names and counts it. No other test is."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(here).parts[0] in REAL:
+            item.add_marker(pytest.mark.flaky(reruns=1))
