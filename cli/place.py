@@ -249,5 +249,8 @@ def why(reply: PlaceReply) -> list[str]:
     lines += [f"would fit if {change}" for change in reply.would_fit_if]
     if reply.fits_more is not None:
         lines.append(f"{reply.fits_more} more such requests would fit")
+    if reply.fits_by_size is not None:
+        sizes = ", ".join(f"{number} of {size}" for size, number in reply.fits_by_size.items())
+        lines.append(f"of whole devices would fit: {sizes}")
     lines += [f"would fit after move {number}: {move_line(each)}" for number, each in enumerate(reply.moves, 1)]
     return lines + [f"warning: {text}" for text in reply.warnings]

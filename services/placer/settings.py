@@ -60,6 +60,14 @@ class PlacerSettings(ServiceSettings):
     start_timeout_us: int = Field(default=300_000_000, ge=1_000_000)
     """A start that takes longer counts as failed: five minutes pull a large image."""
 
+    queue_age_us: int = Field(default=600_000_000, ge=1)
+    """A request that has waited for so long counts one priority higher, for two such times three, then seven, so that
+    nothing starves. All placers of a cluster need the same; so for the next two."""
+    queue_heads: int = Field(default=4, ge=0)
+    """For how many of those that wait first room is kept that later ones may not take; 0 keeps none."""
+    queue_patience_us: int = Field(default=600_000_000, ge=0)
+    """Room that comes no nearer to being enough is kept at least so long, then others may have it."""
+
     profiles: dict[str, dict[str, Any]] = Field(default={})
     """Strategies with other parameters under names of their own, for the `strategy` of requests, as JSON:
     `{"tight": {"strategy": "binpack", "gpu": 10}}`. All placers of a cluster need the same ones."""
@@ -80,5 +88,8 @@ class PlacerSettings(ServiceSettings):
             backoff_most_us=self.backoff_most_us,
             final_ttl_s=self.final_ttl_s,
             batch=self.batch,
+            age_us=self.queue_age_us,
+            heads=self.queue_heads,
+            patience_us=self.queue_patience_us,
             strategies=with_profiles(self.profiles),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
@@ -245,6 +246,8 @@ class PlaceReply(Message):
     error: FieldFault | None = None
     dry_run: bool = False
     fits_more: int | None = None
+    fits_by_size: Mapping[int, Annotated[int, Field(ge=0)]] | None = None
+    """Of a dry run whose strategy has fixed sizes: for each, how many more requests of so many devices would fit."""
     moves: tuple[PlannedMove, ...] = ()
     """Of a dry run that does not fit now: moves of others, in their order, after which it would. Nothing is moved."""
     exit_code: int | None = None

@@ -106,8 +106,14 @@ def test_an_unknown_strategy_is_an_error_that_names_the_field(world: World) -> N
 def test_a_dry_run_answers_what_would_come_and_how_many_more_would_fit(world: World) -> None:
     said = world.place("p1", dry_run=True)
 
-    assert ("placed", True, 2) == (said.outcome, said.dry_run, said.fits_more)
+    assert ("placed", True, 2, None) == (said.outcome, said.dry_run, said.fits_more, said.fits_by_size)
     assert [] == world.running()
+
+
+def test_a_dry_run_with_fixed_sizes_answers_how_many_more_of_each_would_fit(world: World) -> None:
+    said = world.place("p1", dry_run=True, strategy="slot")
+
+    assert {1, 2, 4, 8} == set(said.fits_by_size or {})
 
 
 @pytest.mark.parametrize(("queue", "key"), [(True, True), (False, True)])

@@ -120,10 +120,11 @@ def test_a_request_goes_to_the_nodes_of_its_size_alone() -> None:
 
 def test_what_fits_of_a_size_does_not_depend_on_what_others_take() -> None:
     made = cluster(sized("one", 1), sized("two", 2), sized("eight", 8))
-    assert {1: 8, 2: 4, 4: 0, 8: 1} == fits_by_size(made, 0)
+    assert {1: 8, 2: 4, 4: 0, 8: 1} == fits_by_size(made, slot(1), 0)
     for number in range(8):
         place(made, slot(1), f"r-{number}")
-    assert {1: 0, 2: 4, 4: 0, 8: 1} == fits_by_size(made, 0)
+    assert {1: 0, 2: 4, 4: 0, 8: 1} == fits_by_size(made, slot(1), 0)
+    assert None is fits_by_size(made, share(0.3), 0)
 
 
 def test_another_size_is_a_reason_in_numbers_and_a_full_group_is_not_now() -> None:

@@ -19,7 +19,7 @@ from services.placer.core.leases import Leases
 from services.placer.core.ledger import LEADER, Draft
 from services.placer.core.outcome import Assignment, Decision, Fits, Move, NotNow
 from services.placer.core.outlooks import Learned
-from services.placer.core.pipeline import decide, fits_more, moves
+from services.placer.core.pipeline import decide, fits_by_size, fits_more, moves
 from services.placer.core.question import Tenant, Tenants, nobody
 from services.placer.core.records import Order, labels_of, order, tenant_of
 from services.placer.core.strategies import STRATEGIES, Strategy
@@ -41,11 +41,8 @@ class Rules:
     final_ttl_s: int = 86_400
     batch: int = 64
     age_us: int = 600 * SECOND_US
-    """Waiting so long adds 1 to a priority; twice as long 3, three times 7, and so on."""
     heads: int = 4
-    """Waiting requests that room is kept for, at most."""
     patience_us: int = 600 * SECOND_US
-    """Room is kept at least so long without coming nearer to being enough."""
     strategies: Mapping[str, Strategy] = field(default_factory=lambda: STRATEGIES)
     """By the names that requests say."""
 
@@ -131,11 +128,14 @@ class Chooser:
         """A new request: strategies that look ahead learn from it. One that is planned again is counted again."""
         self.learned.note(self.cluster, request)
 
-    def fits_more(self, request: PlaceRequest, now_us: int, *, ahead_of: frozenset[str] = frozenset()) -> int:
+    def room(self, request: PlaceRequest, now_us: int, *, ahead_of: frozenset[str] = frozenset()) -> dict[str, Any]:
+        """What a dry run tells of it: how many more such requests would fit, and of each fixed size."""
+        asked: Any = {"capabilities": self.capabilities, "strategies": self.learned.strategies}
         with self.cluster.without_shadows(ahead_of):
-            return fits_more(
-                self.cluster, request, now_us, capabilities=self.capabilities, strategies=self.learned.strategies
-            )
+            return {
+                "fits_more": fits_more(self.cluster, request, now_us, **asked),
+                "fits_by_size": fits_by_size(self.cluster, request, now_us, **asked),
+            }
 
 
 def _kept_reason(refused: NotNow, would_be: Fits, kept_for: Collection[str]) -> NotNow:

@@ -96,7 +96,7 @@ class Decide(Intent):
 
     def _would_be(self, scope: Scope, record: RequestRecord, **more: Any) -> tuple[Effect, ...]:
         ahead_of = scope.ahead_of(record)
-        more["fits_more"] = scope.chooser.fits_more(self.request, scope.now_us, ahead_of=ahead_of)
+        more |= scope.chooser.room(self.request, scope.now_us, ahead_of=ahead_of)
         if record.state in {State.QUEUED, State.REJECTED}:
             found = scope.chooser.moves(self.request, scope.tenant, ahead_of=ahead_of)
             more["moves"] = tuple(map(told_move, found))

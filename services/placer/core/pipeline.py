@@ -19,7 +19,6 @@ from services.placer.core.rows import Ask
 from services.placer.core.sieve import Sieve
 from services.placer.core.strategies import STRATEGIES, Strategy, slots_of, strategy_named
 from services.placer.core.strategies.slot import Slot
-from shared.errors import FieldError
 from shared.messages import Gpu, PlaceRequest, Reason
 
 
@@ -90,17 +89,25 @@ def fits_more(
 
 
 def fits_by_size(
-    cluster: Cluster, now_us: int, *, strategy: str = "slot", strategies: Mapping[str, Strategy] = STRATEGIES
-) -> dict[int, int]:
-    """How many more requests of each fixed size would fit now: so many whole devices and nothing else asked for.
+    cluster: Cluster,
+    request: PlaceRequest,
+    now_us: int,
+    *,
+    capabilities: Mapping[str, Capabilities] = ALL_CAN_ALL,
+    strategies: Mapping[str, Strategy] = STRATEGIES,
+) -> dict[int, int] | None:
+    """How many more requests of each fixed size of its strategy would fit now: so many whole devices and nothing else.
 
-    Raises FieldError for a strategy that does not exist or has no sizes.
+    None where the strategy has no sizes. Raises FieldError for a strategy that does not exist.
     """
-    sized = strategy_named(strategy, strategies)
+    sized = strategy_named(request.strategy, strategies)
     if not isinstance(sized, Slot):
-        raise FieldError("strategy", strategy, "one with fixed sizes")
-    asked = {size: PlaceRequest(command=("",), gpu=Gpu(count=size), strategy=strategy) for size in sized.sizes}
-    return {size: fits_more(cluster, each, now_us, strategies=strategies) for size, each in asked.items()}
+        return None
+    asked = {size: PlaceRequest(command=("",), gpu=Gpu(count=size), strategy=request.strategy) for size in sized.sizes}
+    return {
+        size: fits_more(cluster, each, now_us, capabilities=capabilities, strategies=strategies)
+        for size, each in asked.items()
+    }
 
 
 def moves(  # what they depend on, by name
