@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,6 +44,9 @@ def arguments(parser: ArgumentParser) -> None:
         "--foresight", action="store_true", help="strategies know what the whole trace asks for, instead of learning it"
     )
     parser.add_argument("--placements", action="store_true", help="also where each request went")
+    parser.add_argument(
+        "--moves", action="store_true", help="plan moves of others for the first request that waits at the end"
+    )
     drawn = "allocation and fragmentation over arrived demand, .png or .svg (needs laxity[plots])"
     parser.add_argument("--plot", type=Path, metavar="FILE", help=drawn)
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="who is on which device at the end")
@@ -66,7 +70,9 @@ def run(args: Namespace, output: Output) -> Exit:
     body: dict[str, Any] = {"trace": trace.name, "nodes": len(nodes), "results": [body_of(each) for each in results]}
     if args.placements:
         body["placements"] = _placements(played)
-    output.result(body, lambda console: _show(console, args, played, results))
+    if args.moves:
+        body["moves"] = _moves(played)
+    output.result(body, lambda console: _show(console, args, body, results))
     return Exit.OK
 
 
@@ -137,16 +143,34 @@ def _placements(played: list[Played]) -> list[dict[str, str]]:
     ]
 
 
+def _moves(played: list[Played]) -> list[dict[str, Any]]:
+    """For each strategy after which somebody waits: who waits first, and the moves, in their order, that make room."""
+    from cli.simulate.moves import moves
+
+    found = [(each.world.strategy, moves(each)) for each in played]
+    return [{"strategy": name, "request": plan[0], "moves": plan[1]} for name, plan in found if plan]
+
+
 # --- for people ---
 
 
-def _show(console: Console, args: Namespace, played: list[Played], results: list[Result]) -> None:
+def _show(console: Console, args: Namespace, body: Mapping[str, Any], results: list[Result]) -> None:
     when = "means over the time of arrivals" if args.departures else "after the last arrival"
     console.print(table(f"{args.trace.name}, {when}", _COLUMNS, map(_row, results)))
-    if args.placements:
+    if lines := body.get("placements"):
         console.print()
-        lines = _placements(played)
-        console.print(table("", ("request", *(each.strategy for each in results)), [tuple(x.values()) for x in lines]))
+        console.print(table("", tuple(lines[0]), [tuple(line.values()) for line in lines]))
+    if args.moves:
+        console.print()
+        console.print(table("", ("strategy", "waits", "move", "what moves"), _plans(body["moves"])))
+
+
+def _plans(plans: list[dict[str, Any]]) -> Iterator[tuple[object, ...]]:
+    for plan in plans:
+        waits = plan["strategy"], plan["request"]
+        yield from ((*waits, number, move) for number, move in enumerate(plan["moves"], 1))
+        if not plan["moves"]:
+            yield (*waits, None, "none was found")
 
 
 def _row(found: Result) -> tuple[object, ...]:

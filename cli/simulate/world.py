@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from services.placer.core.cluster import Cluster
 from services.placer.core.demand import Demand
-from services.placer.core.outcome import Assignment, Decision, Fits
+from services.placer.core.outcome import Assignment, Decision, Fits, Move
 from services.placer.core.outlooks import Learned, looking_ahead, outlook_on
-from services.placer.core.pipeline import decide
+from services.placer.core.pipeline import decide, moves
+from services.placer.core.question import Tenant, Tenants
 from services.placer.core.strategies import STRATEGIES, Strategy, strategy_named
 from services.placer.core.strategies.random_choice import Random
 from services.placer.core.strategies.workload import Workload
-from shared.messages import NodeFacts, PlaceRequest
+from shared.messages import NodeFacts, PlaceRequest, Reservation
 
 
 class World:
@@ -62,6 +64,16 @@ class World:
         if isinstance(decision, Fits):
             self._reserve(asked, name, decision.assignments)
         return decision
+
+    def moves(self, request: PlaceRequest, tenants: Tenants) -> tuple[Move, ...]:
+        """Moves of others after which it would fit, as the placer plans them."""
+
+        def tenant(held: Reservation) -> Tenant | None:
+            found = tenants(held)
+            return found and replace(found, request=self._with_strategy(found.request, held.request_id))
+
+        asked = self._with_strategy(request, "")
+        return moves(self.cluster, asked, tenants=tenant, strategies=self._learned.strategies, tie=self._tie)
 
     def leave(self, places: Iterable[Assignment], name: str) -> None:
         for node in {place.node for place in places}:

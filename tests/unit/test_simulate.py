@@ -9,6 +9,7 @@ import pytest
 
 from cli.main import main
 from cli.output import Exit
+from cli.simulate.moves import moves
 from cli.simulate.play import Play, Played
 from cli.simulate.recorded import arrivals_of_records
 from cli.simulate.result import Result, result, where
@@ -218,6 +219,14 @@ def test_two_runs_say_the_same_but_for_how_fast_they_were(tmp_path: Path, capsys
         said.append(found)
     assert said[0] == said[1]
     assert ["laxity", "deadline", "fgd"] == [each["strategy"] for each in said[0]["results"]]
+
+
+def test_moves_are_planned_for_the_first_that_waits_and_it_is_said_where_none_helps() -> None:
+    halves = [come("left", 1), come("right", 1), come("pair", 2), come("more", 2)]
+    spread = play([node("a", 2), node("b", 2)], halves, "spread")
+    assert ("pair", ["left from a:0 to b:1"]) == moves(spread)
+    assert ("more", []) == moves(play([node("a", 2)], [come("whole", 2), come("more", 1)]))
+    assert None is moves(play([node("a", 2)], [come("whole", 2)]))
 
 
 def test_a_plot_is_drawn_the_same_each_time(tmp_path: Path) -> None:
