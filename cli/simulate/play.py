@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from cli.simulate.trace import Arrival
@@ -51,8 +51,9 @@ class Played:
 class Play:
     """One run. As the placer does it: what does not fit now waits if it says `queue`, in the order of the ledger.
 
-    Whenever somebody has left, all that wait are tried in that order, and each that fits is placed. Of events at the
-    same time those who leave come first. The end is the last arrival.
+    Whenever somebody has left, all that wait and that a node where there is more room now could take are tried in that
+    order, and each that fits is placed. Of events at the same time those who leave come first. The end is the last
+    arrival.
     """
 
     def __init__(self, world: World, arrivals: Sequence[Arrival]) -> None:
@@ -119,38 +120,44 @@ class Play:
     def _until(self, at_us: int) -> None:
         while self._due and self._due[0][0] <= at_us:
             self._now_us = self._due[0][0]
-            left = False
+            left: set[str] = set()
             while self._due and self._due[0][0] == self._now_us:
                 _, what, number = heapq.heappop(self._due)
-                left |= self._leave(number) if what == _LEAVES else self._expire(number)
+                if what == _LEAVES:
+                    left |= self._leave(number)
+                else:
+                    self._expire(number)
             if left:
-                self._again()
+                self._again(left)
         self._now_us = at_us
 
-    def _leave(self, number: int) -> bool:
+    def _leave(self, number: int) -> set[str]:
+        """The nodes that have more room now."""
         places = self._fates[number]
         assert not isinstance(places, str), "who leaves has been placed"
         self._world.leave(places, _name(number))
         self._held -= self._arrivals[number].gpu_micro
-        self._note(place.node for place in places)
-        return True
+        nodes = {place.node for place in places}
+        self._note(nodes)
+        return nodes
 
-    def _expire(self, number: int) -> bool:
+    def _expire(self, number: int) -> None:
         if self._fates[number] == WAITING:
             self._waits -= self._arrivals[number].gpu_micro
             self._waiting = [each for each in self._waiting if each[1] != number]
             self._fates[number] = EXPIRED
             self._note()
-        return False
 
-    def _again(self) -> None:
+    def _again(self, nodes: Collection[str]) -> None:
         """Tries those that wait; of like ones none after one that does not fit: meanwhile there is not more room."""
-        refused: set[int] = set()
+        open_to: dict[int, bool] = {}
         left: list[tuple[_Order, int]] = []
         for entry in self._waiting:
-            kind = id(self._arrivals[entry[1]].request)
-            if kind in refused or not isinstance(self._try(entry[1]), Fits):
-                refused.add(kind)
+            kind = id(request := self._arrivals[entry[1]].request)
+            if kind not in open_to:
+                open_to[kind] = self._world.takes(request, nodes)
+            open_to[kind] = open_to[kind] and isinstance(self._try(entry[1]), Fits)
+            if not open_to[kind]:
                 left.append(entry)
         self._waiting = left
 

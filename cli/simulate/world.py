@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+import numpy as np
+
+from services.placer.core.capabilities import ALL_CAN_ALL
 from services.placer.core.cluster import Cluster
 from services.placer.core.demand import Demand
 from services.placer.core.outcome import Assignment, Decision, Fits, Move
 from services.placer.core.outlooks import Learned, looking_ahead, outlook_on
 from services.placer.core.pipeline import decide, moves
 from services.placer.core.question import Tenant, Tenants
-from services.placer.core.strategies import STRATEGIES, Strategy, strategy_named
+from services.placer.core.rows import Ask
+from services.placer.core.sieve import Sieve
+from services.placer.core.strategies import STRATEGIES, Strategy, slots_of, strategy_named
 from services.placer.core.strategies.random_choice import Random
 from services.placer.core.strategies.workload import Workload
 from shared.messages import NodeFacts, PlaceRequest, Reservation
@@ -74,6 +79,14 @@ class World:
 
         asked = self._with_strategy(request, "")
         return moves(self.cluster, asked, tenants=tenant, strategies=self._learned.strategies, tie=self._tie)
+
+    def takes(self, request: PlaceRequest, nodes: Iterable[str]) -> bool:
+        """Whether one of these nodes could take a replica of it now."""
+        asked = self._with_strategy(request, "")
+        demand = Demand.of(asked)
+        slots = slots_of(strategy_named(self.strategy, self._learned.strategies), demand.count)
+        known = [slot for slot in map(self.cluster.slot, nodes) if slot is not None]
+        return len(Sieve.of(Ask(self.cluster, demand, ALL_CAN_ALL, slots=slots)).passing(np.array(known, np.int64))) > 0
 
     def leave(self, places: Iterable[Assignment], name: str) -> None:
         for node in {place.node for place in places}:
