@@ -120,7 +120,7 @@ class Cluster:
         self._shade: dict[str, tuple[Reservation, ...]] = {}
         """By node: what is kept there, counted as if it were reserved."""
         self._undo: dict[str, tuple[Reservation, ...]] | None = None
-        self._order: tuple[Ints, Ints] | None = None
+        self._order: tuple[Ints, Ints, Ints] | None = None
 
     # ------------------------------------------------------------------------------------------ changes
 
@@ -154,8 +154,8 @@ class Cluster:
         else:
             self._reservations.pop(node, None)
         if node in self._facts:
-            shade = self._shade.get(node, ())
-            self._recount(node, (*before, *shade), (*reservations, *shade))
+            shade = self._shade.get(node, ())  # mostly there is none, and adding it would copy all of both
+            self._recount(node, before + shade, reservations + shade)
             self._touch(self._slots[node])
 
     def set_shadow(self, request_id: str, kept: Mapping[str, tuple[Reservation, ...]]) -> None:
@@ -254,6 +254,10 @@ class Cluster:
         """All device rows, by node name, device index and uuid."""
         return self._ordered()[1]
 
+    def nodes_of_all_rows(self) -> Ints:
+        """The node row of each of them."""
+        return self._ordered()[2]
+
     def all_slots(self) -> Ints:
         """All node rows, by name."""
         return self._ordered()[0]
@@ -290,7 +294,7 @@ class Cluster:
         self.devices.give_back(rows)
         self._order = None
 
-    def _ordered(self) -> tuple[Ints, Ints]:
+    def _ordered(self) -> tuple[Ints, Ints, Ints]:
         """Node and device rows in the order of their names; `rank` is a row's place in it."""
         if self._order is None:
             names = sorted(self._slots)
@@ -298,7 +302,7 @@ class Cluster:
             rows = np.array([row for name in names for row in self._by_index(name)], np.int64)
             self.nodes["rank"][slots] = np.arange(len(slots))
             self.devices["rank"][rows] = np.arange(len(rows))
-            self._order = slots, rows
+            self._order = slots, rows, slots.repeat(self.nodes["row_count"][slots])
         return self._order
 
     def _by_index(self, node: str) -> list[int]:
@@ -360,8 +364,11 @@ class Cluster:
             self._count(node)
             return
         account, (gone, come) = self._accounts[node], difference
-        places = {place for reservation in gone for place in account.remove(reservation)}
-        places.update(place for reservation in come for place in account.add(reservation))
+        places: set[int] = set()
+        for reservation in gone:
+            places.update(account.remove(reservation))
+        for reservation in come:
+            places.update(account.add(reservation))
         self._write(node, account, places)
 
     def _write(self, node: str, account: NodeAccount, places: Iterable[int]) -> None:
@@ -371,24 +378,24 @@ class Cluster:
         for place in places:
             self._write_device(start + place, account.devices[place])
         cpu, memory, shares = account.cpu_free, account.memory_free, account.shares_free
-        share, facts = sum(shares), self._facts[node]
-        self.nodes["cpu_free"][slot] = UNKNOWN if cpu is None else cpu
-        self.nodes["memory_free"][slot] = UNKNOWN if memory is None else memory
-        self.nodes["share_free"][slot] = share
-        self.nodes["whole_free"][slot] = shares.count(SHARE_WHOLE_MICRO)
-        self.nodes["classes"][slot] = account.classes
-        self.nodes["shares"][slot, : len(shares)] = shares
+        share, facts, nodes = sum(shares), self._facts[node], self.nodes
+        nodes["cpu_free"][slot] = UNKNOWN if cpu is None else cpu
+        nodes["memory_free"][slot] = UNKNOWN if memory is None else memory
+        nodes["share_free"][slot] = share
+        nodes["whole_free"][slot] = shares.count(SHARE_WHOLE_MICRO)
+        nodes["classes"][slot] = account.classes
+        nodes["shares"][slot, : len(shares)] = shares
         cpu_used = 0 if cpu is None else facts.cpu_milli - cpu
         memory_used = 0 if memory is None else facts.memory_mib - memory
-        self.nodes["used"][slot] = (cpu_used, memory_used, len(shares) * SHARE_WHOLE_MICRO - share)
+        nodes["used"][slot] = (cpu_used, memory_used, len(shares) * SHARE_WHOLE_MICRO - share)
 
     def _write_device(self, row: int, account: DeviceAccount) -> None:
         self.loads[row] = load = account.load()
-        memory = account.memory_free
-        self.devices["share_free"][row] = account.share_free
-        self.devices["memory_free"][row] = UNKNOWN if memory is None else memory
-        self.devices["promised"][row] = load.promised
-        self.devices["load"][row] = self.kind_number(load)
+        memory, devices = account.memory_free, self.devices
+        devices["share_free"][row] = account.share_free
+        devices["memory_free"][row] = UNKNOWN if memory is None else memory
+        devices["promised"][row] = load.promised
+        devices["load"][row] = self.kind_number(load)
 
     def _renumber(self) -> None:
         """Forgets the kinds of load that no device has any more."""

@@ -53,7 +53,9 @@ class Ask:
 
     def everywhere(self) -> Rows:
         """All rows in the order of names: nodes for a request without gpu, else devices."""
-        return Rows(self, self.cluster.all_rows() if self.demand.count else self.cluster.all_slots())
+        if self.demand.count:
+            return Rows(self, self.cluster.all_rows(), self.cluster.nodes_of_all_rows())
+        return Rows(self, self.cluster.all_slots())
 
     def on(self, slots: Ints) -> Rows:
         """The rows of some nodes, node by node; nodes that are not known have none."""
@@ -96,7 +98,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.index)
 
-    def where(self, chosen: Bools | Ints) -> Rows:
+    def where(self, chosen: Bools | Ints | slice) -> Rows:
         return Rows(self.ask, self.index[chosen], None if self._node is None else self._node[chosen])
 
     @property
