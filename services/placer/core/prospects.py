@@ -42,7 +42,7 @@ class Prospects:
         left: Floats = (self._share_free - self._demand.share_micro) / SHARE_WHOLE_MICRO
         return left
 
-    @cached_property
+    @property
     def memory_after(self) -> Floats:
         if not self._demand.count:
             return self._nothing
@@ -58,7 +58,7 @@ class Prospects:
         whole: Ints = self._rows.of_node("whole_free") - (self._share_free == SHARE_WHOLE_MICRO) * self._demand.count
         return whole
 
-    @cached_property
+    @property
     def slack(self) -> Floats:
         realtime = self._demand.request.realtime
         if not self._demand.count or realtime is None:
@@ -79,7 +79,7 @@ class Prospects:
     def resources(self) -> tuple[str, ...]:
         return RESOURCES if self._demand.count else RESOURCES[:2]
 
-    @cached_property
+    @property
     def capacity(self) -> Ints:
         found: Ints = self._rows.of_node("capacity")
         return found if self._demand.count else found[:, :2]

@@ -45,7 +45,7 @@ class Sieve:
         return passing(rows) if self.ask.demand.count else rows
 
     def _with_room(self, slots: Ints) -> Rows:
-        """Their rows that have the CPU, the memory and the share: node by node first, most of a full cluster lack it."""
+        """Their rows with the CPU, the memory and the share asked for, which most of a full cluster lack."""
         demand, nodes = self.ask.demand, self.ask.cluster.nodes
         slots = slots[self._open[slots]]
         if demand.cpu_milli:

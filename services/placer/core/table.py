@@ -81,15 +81,13 @@ class Table:
             return None, None
         strongest = self._keys[0]
         if first:
-            left = (strongest != _NONE).nonzero()[0]
-            best = self._least(left, [*first, *self._keys])
-            return best, self._least(left[left != best], [*first, *self._keys])
-        left = self._equals(strongest)
-        best = self._least(left, self._keys[1:])
-        if len(left) > 1 or best is None:
-            return best, self._least(left[left != best], self._keys[1:])
+            return self._two((strongest != _NONE).nonzero()[0], (*first, *self._keys))
+        equals, others = self._equals(strongest), self._keys[1:]
+        if len(equals) != 1:
+            return self._two(equals, others)
+        best = int(equals[0])
         least, strongest[best] = strongest[best], _NONE
-        second = self._least(self._equals(strongest), self._keys[1:])
+        second = self._least(self._equals(strongest), others)
         strongest[best] = least
         return best, second
 
@@ -98,6 +96,20 @@ class Table:
         least = strongest.min()
         equals: Ints = (strongest == least).nonzero()[0]
         return equals if least != _NONE else equals[:0]
+
+    def _two(self, left: Ints, keys: Sequence[Array]) -> tuple[int | None, int | None]:
+        """The node among these with the smallest keys, then the tie-break, and the next one."""
+        for number, key in enumerate(keys):
+            if len(left) < 2:
+                break
+            values = key[left]
+            least = left[values == values.min()]
+            if len(least) == 1:
+                best = int(least[0])
+                return best, self._least(left[left != best], keys[number:])
+            left = least
+        best_of_equals = self._least(left, ())
+        return best_of_equals, self._least(left[left != best_of_equals], ())
 
     def _least(self, left: Ints, keys: Sequence[Array]) -> int | None:
         """The node among these with the smallest keys, then the tie-break."""
@@ -108,13 +120,15 @@ class Table:
             left = left[values == values.min()]
         if len(left) < 2:
             return int(left[0]) if len(left) else None
+        return int(left[self._ties(left).argmin()])
+
+    def _ties(self, left: Ints) -> Array:
+        """What decides among these nodes where their keys are equal."""
         if self._drawn is not None:
-            ties = self._drawn.of_nodes(left)
-        elif self.sieve.ask.demand.count:
-            ties = self._tie.of_devices(self._told[left, self._first_device].astype(np.int64))
-        else:
-            ties = self._tie.of_nodes(left)
-        return int(left[ties.argmin()])
+            return self._drawn.of_nodes(left)
+        if self.sieve.ask.demand.count:
+            return self._tie.of_devices(self._told[left, self._first_device].astype(np.int64))
+        return self._tie.of_nodes(left)
 
     def devices(self, node: int) -> list[int]:
         """The device rows of a node's option."""
