@@ -287,8 +287,9 @@ def report(results: dict[tuple[str, int], dict[str, float]], decisions: int) -> 
         "holds": holds,
         "notes": f"{decisions} decisions of {KINDS} kinds each, one process. Real: the placer's core. Simulated: the "
         f"cluster, {DEVICES} devices a node, filled by hand to about {FULL:.0%} and then by {10 * KINDS} decisions. "
-        "Without advice what would make a refused request fit. Departures count in the rates, not in p50 and p99. Times "
-        "are those of the process, and targets are held against them; decisions_per_s and p99_wall_us are by the clock.",
+        "Without advice what would make a refused request fit. Departures count in the rates, not in p50 and p99. "
+        "Times are those of the process, and targets are held against them; decisions_per_s and p99_wall_us are by the "
+        "wall clock.",
     }
 
 
@@ -297,11 +298,9 @@ def _cpu() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-COLUMNS = {
-    **{"nodes": 7, "per s": 9, "per cpu s": 11, "p50 us": 9, "p99 us": 9},
-    **{"wall p99": 9, "refused": 9, "full": 7, "new us": 9},
-}
-HEAD = "strategy  " + "".join(f"{name:>{width}}" for name, width in COLUMNS.items())
+NAMES = ("nodes", "per s", "per cpu s", "p50 us", "p99 us", "wall p99", "refused", "full", "new us")
+WIDTHS = (7, 9, 11, 9, 9, 9, 9, 7, 9)
+HEAD = "strategy  " + "".join(f"{name:>{width}}" for name, width in zip(NAMES, WIDTHS, strict=True))
 
 
 def show(strategy: str, nodes: int, row: dict[str, float]) -> None:
