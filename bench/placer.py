@@ -206,10 +206,14 @@ class Load:
             each.clear()
 
     def steady(self, decisions: int) -> float:
-        """Arrivals, each with as many departures as keep the level; seconds in all."""
+        """Arrivals, each with as many departures as keep the level; seconds in all.
+
+        Somebody leaves after a refusal too: else a strategy that keeps sizes apart ends with groups that stay full.
+        """
         before = time.perf_counter()
         for _ in range(decisions):
-            self.arrive()
+            if not self.arrive():
+                self.depart()
             while self.held > FULL * self.capacity:
                 self.depart()
         return time.perf_counter() - before
