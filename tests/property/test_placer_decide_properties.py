@@ -17,6 +17,7 @@ from services.placer.core.planners.defrag import apply
 from services.placer.core.prospects import Prospects
 from services.placer.core.question import Question
 from services.placer.core.rows import Ask
+from services.placer.core.sieve import Sieve
 from services.placer.core.strategies import STRATEGIES
 from shared.messages import (
     SHARE_WHOLE_MICRO,
@@ -65,6 +66,14 @@ def test_a_filter_never_adds_a_row_and_every_row_lost_is_counted_once(draw: Draw
         left = passing
     sifted = sift(rows)
     assert len(rows) == len(sifted.passing) + sum(reason.count for reason in sifted.reasons())
+
+
+@given(draws)
+def test_the_quick_way_through_the_filters_passes_the_same_rows(draw: Draw) -> None:
+    made, asked = draw.cluster(), draw.request()
+    ask = ask_of(made, asked)
+    expected, found = sift(ask.everywhere()).passing, Sieve(ask).passing(made.all_slots())
+    assert sorted(expected.index.tolist()) == sorted(found.index.tolist())
 
 
 @given(draws)

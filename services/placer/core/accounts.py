@@ -27,6 +27,10 @@ class Load:
     foreign: bool = field(default=False, compare=False)
     names: tuple[str, ...] = field(default=(), compare=False)
 
+    def __hash__(self) -> int:
+        """What tells most of them apart: the hash of all fields of all tasks takes long."""
+        return hash((self.contexts, tuple([(task.deadline_us, task.runtime_us) for task in self.residents])))
+
     @property
     def promised(self) -> int:
         """How many of its residents something is promised to."""
@@ -41,10 +45,11 @@ class DeviceAccount:
     may be computing on it.
     """
 
-    __slots__ = ("_held", "_memory_used", "_share_used", "_sharing", "facts", "foreign", "share_free")
+    __slots__ = ("_held", "_memory_used", "_share_used", "_sharing", "facts", "foreign", "healthy", "share_free")
 
     def __init__(self, facts: DeviceFacts) -> None:
         self.facts = facts
+        self.healthy = facts.healthy
         self.foreign = _foreign(facts)
         self._sharing = sharing_of(facts)
         self._held: list[tuple[Reservation, RtTask | None]] = []
@@ -72,8 +77,9 @@ class DeviceAccount:
 
     def load(self) -> Load:
         named = [(task, held.request_id) for held, task in self._held if task]
-        if len(named) > 1:
-            named.sort(key=lambda pair: (pair[0].deadline_us, pair[0].runtime_us, pair[0].period_us, pair[1]))
+        if not named:
+            return Load(self._sharing, contexts=len(self._held) + self.foreign, foreign=self.foreign)
+        named.sort(key=lambda pair: (pair[0].deadline_us, pair[0].runtime_us, pair[0].period_us, pair[1]))
         return Load(
             sharing=self._sharing,
             residents=tuple(task for task, _ in named),
@@ -92,6 +98,8 @@ class NodeAccount:
     def __init__(self, facts: NodeFacts, reservations: Sequence[Reservation]) -> None:
         self._facts = facts
         self.devices = [DeviceAccount(device) for device in facts.devices]
+        self.shares_free = [device.share_free if device.healthy else 0 for device in self.devices]
+        """Of each device, 0 of one that is not healthy."""
         self._places = {device.uuid: place for place, device in enumerate(facts.devices)}
         self._cpu_used = self._memory_used = 0
         self._classes: Counter[int] = Counter()
@@ -100,9 +108,10 @@ class NodeAccount:
 
     def add(self, reservation: Reservation) -> list[int]:
         """The places of the devices that it concerns."""
-        places = [self._places[uuid] for uuid in reservation.devices if uuid in self._places]
+        places = self._concerned(reservation)
         for place in places:
             self.devices[place].add(reservation)
+            self._share(place)
         self._cpu_used += reservation.cpu_milli
         self._memory_used += reservation.memory_mib
         self._classes[_class_bit(reservation)] += 1
@@ -110,9 +119,10 @@ class NodeAccount:
 
     def remove(self, reservation: Reservation) -> list[int]:
         """Takes back what was added as this very object; the places of the devices that it concerned."""
-        places = [self._places[uuid] for uuid in reservation.devices if uuid in self._places]
+        places = self._concerned(reservation)
         for place in places:
             self.devices[place].remove(reservation)
+            self._share(place)
         self._cpu_used -= reservation.cpu_milli
         self._memory_used -= reservation.memory_mib
         self._classes[_class_bit(reservation)] -= 1
@@ -131,10 +141,12 @@ class NodeAccount:
     def memory_free(self) -> int | None:
         return left(self._facts.memory_mib, self._memory_used, self._facts.foreign_memory_mib)
 
-    @property
-    def shares_free(self) -> list[int]:
-        """Of each device, 0 of one that is not healthy."""
-        return [device.share_free if device.facts.healthy else 0 for device in self.devices]
+    def _concerned(self, reservation: Reservation) -> list[int]:
+        return [self._places[uuid] for uuid in reservation.devices if uuid in self._places]
+
+    def _share(self, place: int) -> None:
+        device = self.devices[place]
+        self.shares_free[place] = device.share_free if device.healthy else 0
 
 
 def _class_bit(reservation: Reservation) -> int:

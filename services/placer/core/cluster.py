@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from services.placer.core.accounts import DeviceAccount, Load, NodeAccount, exchanged, sharing_of
-from services.placer.core.columns import Columns, Ints
+from services.placer.core.columns import Bools, Columns, Ints
 from services.placer.core.demand import Demand
 from services.placer.core.feasible import Verdicts
 from services.placer.core.memo import Memo
@@ -40,6 +40,9 @@ _DEMANDS_KEPT: Final = 128
 _MEMO_KEPT: Final = 512
 """Things remembered in `memo`, two for each kind of request: at most 1 MB each at 80,000 devices."""
 
+_LOGGED: Final = 4096
+"""Changes of nodes that are listed until the list is begun anew."""
+
 _NODE_COLUMNS: Final[dict[str, Any]] = {
     "known": np.bool_,
     "first_row": np.int64,
@@ -48,20 +51,24 @@ _NODE_COLUMNS: Final[dict[str, Any]] = {
     "facts_changed": np.int64,
     "state": np.int8,
     "cpu_capacity": np.int64,
-    "cpu_free": np.int64,
     "memory_capacity": np.int64,
-    "memory_free": np.int64,
     "capacity": (np.int64, (3,)),
-    "used": (np.int64, (3,)),
     "devices": np.int64,
     "slot": np.int64,
-    "share_free": np.int64,
-    "whole_free": np.int64,
-    "classes": np.int64,
+    "left": (np.int64, (8,)),
     "shares": (np.int64, (8,)),
     "rank": np.int64,
     "hash": np.uint64,
 }
+_LEFT: Final[dict[str, tuple[str, int | slice]]] = {
+    "cpu_free": ("left", 0),
+    "memory_free": ("left", 1),
+    "share_free": ("left", 2),
+    "whole_free": ("left", 3),
+    "classes": ("left", 4),
+    "used": ("left", slice(5, 8)),
+}
+"""What changes with every reservation."""
 _DEVICE_COLUMNS: Final[dict[str, Any]] = {
     "node": np.int64,
     "is_device": np.bool_,
@@ -92,7 +99,7 @@ class Cluster:
     def __init__(self, kinds_kept: int = 10_000) -> None:
         """`kinds_kept`: kinds of load that no device has any more are forgotten when there are so many of them."""
         self._kinds_kept = kinds_kept
-        self.nodes = Columns(_NODE_COLUMNS)
+        self.nodes = Columns(_NODE_COLUMNS, _LEFT)
         self.devices = Columns(_DEVICE_COLUMNS)
         self.loads: dict[int, Load] = {}
         self.codes: dict[object, int] = {}
@@ -107,6 +114,9 @@ class Cluster:
         self.changes = 0
         """Counts the changes of nodes. `nodes["changed"]` is the number of a node's last one, `facts_changed` that of
         the last one that was more than a change of what is reserved."""
+        self._log = np.zeros(_LOGGED, np.int64)
+        self._log_start = 0
+        """The nodes of the last changes, from the one after this number on: shorter to look through than all nodes."""
         self.facts_changes = 0
         """The number of the last change of any node's facts."""
         self._slots: dict[str, int] = {}
@@ -120,7 +130,7 @@ class Cluster:
         self._shade: dict[str, tuple[Reservation, ...]] = {}
         """By node: what is kept there, counted as if it were reserved."""
         self._undo: dict[str, tuple[Reservation, ...]] | None = None
-        self._order: tuple[Ints, Ints] | None = None
+        self._order: tuple[Ints, Ints, Ints] | None = None
 
     # ------------------------------------------------------------------------------------------ changes
 
@@ -154,8 +164,8 @@ class Cluster:
         else:
             self._reservations.pop(node, None)
         if node in self._facts:
-            shade = self._shade.get(node, ())
-            self._recount(node, (*before, *shade), (*reservations, *shade))
+            shade = self._shade.get(node, ())  # mostly there is none, and adding it would copy all of both
+            self._recount(node, before + shade, reservations + shade)
             self._touch(self._slots[node])
 
     def set_shadow(self, request_id: str, kept: Mapping[str, tuple[Reservation, ...]]) -> None:
@@ -232,7 +242,11 @@ class Cluster:
 
     def changed_since(self, number: int) -> Ints:
         """The rows of nodes that have changed since `changes` was this number, those that left among them."""
-        return (self.nodes["changed"] > number).nonzero()[0]
+        if number < self._log_start:
+            return (self.nodes["changed"] > number).nonzero()[0]
+        slots = self._log[number - self._log_start : self.changes - self._log_start]
+        last: Bools = self.nodes["changed"][slots] == np.arange(number + 1, self.changes + 1)
+        return slots[last]
 
     def device(self, row: int) -> DeviceFacts:
         """The device behind a row that is one."""
@@ -253,6 +267,10 @@ class Cluster:
     def all_rows(self) -> Ints:
         """All device rows, by node name, device index and uuid."""
         return self._ordered()[1]
+
+    def nodes_of_all_rows(self) -> Ints:
+        """The node row of each of them."""
+        return self._ordered()[2]
 
     def all_slots(self) -> Ints:
         """All node rows, by name."""
@@ -290,7 +308,7 @@ class Cluster:
         self.devices.give_back(rows)
         self._order = None
 
-    def _ordered(self) -> tuple[Ints, Ints]:
+    def _ordered(self) -> tuple[Ints, Ints, Ints]:
         """Node and device rows in the order of their names; `rank` is a row's place in it."""
         if self._order is None:
             names = sorted(self._slots)
@@ -298,7 +316,7 @@ class Cluster:
             rows = np.array([row for name in names for row in self._by_index(name)], np.int64)
             self.nodes["rank"][slots] = np.arange(len(slots))
             self.devices["rank"][rows] = np.arange(len(rows))
-            self._order = slots, rows
+            self._order = slots, rows, slots.repeat(self.nodes["row_count"][slots])
         return self._order
 
     def _by_index(self, node: str) -> list[int]:
@@ -341,6 +359,9 @@ class Cluster:
             )
 
     def _touch(self, slot: int, *, facts: bool = False) -> None:
+        if self.changes - self._log_start == _LOGGED:
+            self._log, self._log_start = np.zeros(_LOGGED, np.int64), self.changes
+        self._log[self.changes - self._log_start] = slot
         self.changes += 1
         self.nodes["changed"][slot] = self.changes
         if facts:
@@ -360,8 +381,11 @@ class Cluster:
             self._count(node)
             return
         account, (gone, come) = self._accounts[node], difference
-        places = {place for reservation in gone for place in account.remove(reservation)}
-        places.update(place for reservation in come for place in account.add(reservation))
+        places: set[int] = set()
+        for reservation in gone:
+            places.update(account.remove(reservation))
+        for reservation in come:
+            places.update(account.add(reservation))
         self._write(node, account, places)
 
     def _write(self, node: str, account: NodeAccount, places: Iterable[int]) -> None:
@@ -370,25 +394,26 @@ class Cluster:
         slot, start = self._slots[node], self._rows[node].start
         for place in places:
             self._write_device(start + place, account.devices[place])
-        cpu, memory, shares = account.cpu_free, account.memory_free, account.shares_free
-        share, facts = sum(shares), self._facts[node]
-        self.nodes["cpu_free"][slot] = UNKNOWN if cpu is None else cpu
-        self.nodes["memory_free"][slot] = UNKNOWN if memory is None else memory
-        self.nodes["share_free"][slot] = share
-        self.nodes["whole_free"][slot] = shares.count(SHARE_WHOLE_MICRO)
-        self.nodes["classes"][slot] = account.classes
+        cpu, memory, shares, facts = account.cpu_free, account.memory_free, account.shares_free, self._facts[node]
         self.nodes["shares"][slot, : len(shares)] = shares
-        cpu_used = 0 if cpu is None else facts.cpu_milli - cpu
-        memory_used = 0 if memory is None else facts.memory_mib - memory
-        self.nodes["used"][slot] = (cpu_used, memory_used, len(shares) * SHARE_WHOLE_MICRO - share)
+        self.nodes["left"][slot] = [
+            UNKNOWN if cpu is None else cpu,
+            UNKNOWN if memory is None else memory,
+            free := sum(shares),
+            shares.count(SHARE_WHOLE_MICRO),
+            account.classes,
+            0 if cpu is None else facts.cpu_milli - cpu,
+            0 if memory is None else facts.memory_mib - memory,
+            len(shares) * SHARE_WHOLE_MICRO - free,
+        ]
 
     def _write_device(self, row: int, account: DeviceAccount) -> None:
         self.loads[row] = load = account.load()
-        memory = account.memory_free
-        self.devices["share_free"][row] = account.share_free
-        self.devices["memory_free"][row] = UNKNOWN if memory is None else memory
-        self.devices["promised"][row] = load.promised
-        self.devices["load"][row] = self.kind_number(load)
+        memory, devices = account.memory_free, self.devices
+        devices["share_free"][row] = account.share_free
+        devices["memory_free"][row] = UNKNOWN if memory is None else memory
+        devices["promised"][row] = load.promised
+        devices["load"][row] = self.kind_number(load)
 
     def _renumber(self) -> None:
         """Forgets the kinds of load that no device has any more."""

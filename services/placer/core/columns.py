@@ -17,12 +17,15 @@ Floats = NDArray[np.float64]
 class Columns:
     """A struct of arrays. Rows are handed out in runs and given back; a run given back is used again.
 
-    A column of kind `(kind, (n,))` has n numbers in each row.
+    A column of kind `(kind, (n,))` has n numbers in each row. `parts` gives some of these numbers names of their own,
+    as `(column, place)`: what is always written together costs one write then.
     """
 
-    def __init__(self, kinds: Mapping[str, Any]) -> None:
+    def __init__(self, kinds: Mapping[str, Any], parts: Mapping[str, tuple[str, int | slice]] | None = None) -> None:
         self.kinds = kinds
+        self._parts = parts or {}
         self._columns: dict[str, Array] = {name: np.zeros(64, kind) for name, kind in kinds.items()}
+        self._look()
         self._end = 0
         self._spare: dict[int, list[range]] = {}
 
@@ -42,10 +45,16 @@ class Columns:
         size = len(next(iter(self._columns.values())))
         if self._end > size:
             extra = max(size, self._end - size)
-            for name, column in self._columns.items():
+            for name in self.kinds:
+                column = self._columns[name]
                 more = np.zeros((extra, *column.shape[1:]), column.dtype)
                 self._columns[name] = np.concatenate([column, more])
+            self._look()
         return rows
+
+    def _look(self) -> None:
+        """Parts are views of their columns."""
+        self._columns.update({name: self._columns[column][:, place] for name, (column, place) in self._parts.items()})
 
     def give_back(self, rows: range) -> None:
         self._spare.setdefault(len(rows), []).append(rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -12,9 +12,11 @@ from services.placer.core.prospects import Prospects
 from services.placer.core.rows import Rows
 from services.placer.core.strategies.base import Ranking, Strategy
 
+_FEW: Final = 500
+"""Rows that are sorted sooner than looked through key by key: it is about as quick at so many."""
 
-@dataclass(frozen=True)
-class Options:
+
+class Options(NamedTuple):
     """At most one option for each node: `count` of its device rows (none without gpu), and how good it is.
 
     Smallest keys first, the first one counting most, then the tie-break; `by` has a row for each of the total's
@@ -26,7 +28,7 @@ class Options:
     keys: tuple[Array, ...]
     total: Floats
     parts: tuple[str, ...]
-    by: Floats
+    by: tuple[Floats, ...]
     unproven: Bools
 
 
@@ -43,7 +45,7 @@ def options(rows: Rows, strategy: Strategy, tie: Tie) -> Options:
         keys=tuple(key[best] for key in ranking.keys),
         total=ranking.total[best],
         parts=tuple(ranking.by),
-        by=np.array([part[best] for part in ranking.by.values()]),
+        by=tuple(part[best] for part in ranking.by.values()),
         unproven=_unproven(chosen),
     )
 
@@ -71,13 +73,27 @@ class Tie:
 
 def _first_of_each(rows: Rows, keys: tuple[Array, ...], tie: Tie) -> Ints:
     """The place of the smallest keys on each node; the rows of a node stand together."""
-    node = rows.node
+    starts = _starts(rows.node)
+    if len(starts) == len(rows):
+        return starts
+    if len(rows) > _FEW:
+        return _narrowed(rows, keys, tie, starts)
+    order = np.lexsort((tie.of_devices(rows.index), *reversed(keys), rows.node))
+    first: Ints = order[_starts(rows.node[order])]
+    return first
+
+
+def _starts(node: Ints) -> Ints:
+    """Where another node begins."""
     new = np.ones(len(node), np.bool_)
     np.not_equal(node[1:], node[:-1], out=new[1:])
-    starts = new.nonzero()[0]
-    if len(starts) == len(node):
-        return starts
-    run, left = new.cumsum() - 1, None
+    return new.nonzero()[0]
+
+
+def _narrowed(rows: Rows, keys: tuple[Array, ...], tie: Tie, starts: Ints) -> Ints:
+    """The same for many rows, of which few are left after a key or two: no sorting."""
+    run = np.arange(len(starts)).repeat(np.diff(starts, append=len(rows)))
+    left: Bools | None = None
     for key in (*keys, None):
         values = tie.of_devices(rows.index) if key is None else key
         if left is not None:
@@ -103,7 +119,7 @@ def _sets(rows: Rows, ranking: Ranking, tie: Tie) -> Options:
     np.minimum.at(first, which, ties)
     preference = np.where(size >= count, size, 2 * len(rows) - size)
     order = np.lexsort((ties, *reversed(ranking.keys), first[which], preference, rows.node))
-    starts = np.flatnonzero(np.diff(rows.node[order], prepend=-1))
+    starts = _starts(rows.node[order])
     chosen = order[starts[:, None] + np.arange(count)]
     split = (preference[chosen[:, 0]] > len(rows)).astype(np.int64)
     return Options(
@@ -112,7 +128,7 @@ def _sets(rows: Rows, ranking: Ranking, tie: Tie) -> Options:
         keys=(split, *(key[chosen].max(axis=1) for key in ranking.keys)),
         total=np.round(ranking.total[chosen].mean(axis=1), 9),
         parts=tuple(ranking.by),
-        by=np.array([part[chosen].mean(axis=1) for part in ranking.by.values()]),
+        by=tuple(part[chosen].mean(axis=1) for part in ranking.by.values()),
         unproven=_unproven(rows)[chosen].any(axis=1),
     )
 

@@ -27,7 +27,7 @@ class Prospects:
     def count(self) -> int:
         return self._demand.count
 
-    @cached_property
+    @property
     def slot(self) -> Ints:
         return self._rows.of_node("slot")
 
@@ -42,7 +42,7 @@ class Prospects:
         left: Floats = (self._share_free - self._demand.share_micro) / SHARE_WHOLE_MICRO
         return left
 
-    @cached_property
+    @property
     def memory_after(self) -> Floats:
         if not self._demand.count:
             return self._nothing
@@ -51,14 +51,14 @@ class Prospects:
         known: Floats = np.where(free == UNKNOWN, np.nan, np.minimum(np.maximum(after, 0), 1))
         return known
 
-    @cached_property
+    @property
     def whole_after(self) -> Ints:
         if not self._demand.count:
             return self._zeros
         whole: Ints = self._rows.of_node("whole_free") - (self._share_free == SHARE_WHOLE_MICRO) * self._demand.count
         return whole
 
-    @cached_property
+    @property
     def slack(self) -> Floats:
         realtime = self._demand.request.realtime
         if not self._demand.count or realtime is None:
@@ -67,11 +67,11 @@ class Prospects:
         part: Floats = np.where(slack == NO_SLACK, np.nan, slack / realtime.deadline_us)
         return part
 
-    @cached_property
+    @property
     def promised(self) -> Ints:
         return self._rows.of_device("promised") if self._demand.count else self._zeros
 
-    @cached_property
+    @property
     def risk(self) -> Ints:
         return self._rows.of_device("risk") if self._demand.count else self._zeros
 
@@ -79,12 +79,12 @@ class Prospects:
     def resources(self) -> tuple[str, ...]:
         return RESOURCES if self._demand.count else RESOURCES[:2]
 
-    @cached_property
+    @property
     def capacity(self) -> Ints:
         found: Ints = self._rows.of_node("capacity")
         return found if self._demand.count else found[:, :2]
 
-    @cached_property
+    @property
     def used_after(self) -> Ints:
         demand = self._demand
         asked = np.array([demand.cpu_milli, demand.memory_mib, demand.count * demand.share_micro])
@@ -119,10 +119,10 @@ class Prospects:
         free: Ints = self._rows.of_device("share_free")
         return free
 
-    @cached_property
+    @property
     def _nothing(self) -> Floats:
         return np.zeros(len(self))
 
-    @cached_property
+    @property
     def _zeros(self) -> Ints:
         return np.zeros(len(self), np.int64)

@@ -53,7 +53,9 @@ class Ask:
 
     def everywhere(self) -> Rows:
         """All rows in the order of names: nodes for a request without gpu, else devices."""
-        return Rows(self, self.cluster.all_rows() if self.demand.count else self.cluster.all_slots())
+        if self.demand.count:
+            return Rows(self, self.cluster.all_rows(), self.cluster.nodes_of_all_rows())
+        return Rows(self, self.cluster.all_slots())
 
     def on(self, slots: Ints) -> Rows:
         """The rows of some nodes, node by node; nodes that are not known have none."""
@@ -89,20 +91,22 @@ class Ask:
 class Rows:
     """Some rows under question; every column of theirs is an array of their length."""
 
-    def __init__(self, ask: Ask, index: Ints) -> None:
-        self.ask, self.index = ask, index
+    def __init__(self, ask: Ask, index: Ints, node: Ints | None = None) -> None:
+        """`node`: the node row of each, where it is known already."""
+        self.ask, self.index, self._node = ask, index, node
 
     def __len__(self) -> int:
         return len(self.index)
 
-    def where(self, chosen: Bools | Ints) -> Rows:
-        return Rows(self.ask, self.index[chosen])
+    def where(self, chosen: Bools | Ints | slice) -> Rows:
+        return Rows(self.ask, self.index[chosen], None if self._node is None else self._node[chosen])
 
-    @cached_property
+    @property
     def node(self) -> Ints:
         """The node row of each."""
-        rows: Ints = self.ask.cluster.devices["node"][self.index] if self.ask.demand.count else self.index
-        return rows
+        if self._node is None:
+            self._node = self.ask.cluster.devices["node"][self.index] if self.ask.demand.count else self.index
+        return self._node
 
     @cached_property
     def slots(self) -> Ints:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.placer.core.columns import Array, Ints
+from services.placer.core.columns import Array, Bools, Ints
 from services.placer.core.filters import DEVICE_FILTERS, NODE_FILTERS, Sifted, passing, sift
 from services.placer.core.room import room
 from services.placer.core.rows import Ask, Rows
@@ -22,11 +22,11 @@ class Sieve:
         self._filters = DEVICE_FILTERS if ask.demand.count else NODE_FILTERS
         self._by_facts = [one for one in self._filters if one.settled]
         self._by_use = self._filters[len(self._by_facts) :]
-        self._quick = sorted(self._by_use, key=lambda one: one.code != "not_now.share")
-        """The same in an order that leaves few rows soon: most devices of a full cluster lack the share."""
         self._settled: Array = np.zeros(0, np.int8)
         """For each row the filter among those of facts that ruled it out, or -1; and up to which change."""
         self._settled_seen = 0
+        self._open: Bools = np.zeros(0, np.bool_)
+        """The nodes of which such filters left a row."""
         self._first: Array = np.zeros(0, np.int8)
         """The same for all filters."""
         self._first_seen = 0
@@ -40,7 +40,25 @@ class Sieve:
 
     def passing(self, slots: Ints) -> Rows:
         """The rows of these nodes that can take a replica."""
-        return passing(self.open(slots), self._quick)
+        self._settle()
+        rows = self._with_room(slots)
+        return passing(rows) if self.ask.demand.count else rows
+
+    def _with_room(self, slots: Ints) -> Rows:
+        """Their rows with the CPU, the memory and the share asked for, which most of a full cluster lack."""
+        demand, nodes = self.ask.demand, self.ask.cluster.nodes
+        slots = slots[self._open[slots]]
+        if demand.cpu_milli:
+            slots = slots[nodes["cpu_free"][slots] >= demand.cpu_milli]
+        if demand.memory_mib:
+            slots = slots[nodes["memory_free"][slots] >= demand.memory_mib]
+        if not demand.count:
+            return Rows(self.ask, slots)
+        which, places = (nodes["shares"].take(slots, axis=0) >= demand.share_micro).nonzero()
+        node = slots[which]
+        index = nodes["first_row"][node] + places
+        left = self._settled[index] < 0
+        return Rows(self.ask, index[left], node[left])
 
     def sifted(self) -> Sifted:
         """All rows in the order of names."""
@@ -67,18 +85,27 @@ class Sieve:
 
     def open(self, slots: Ints) -> Rows:
         """The rows of these nodes that only what is reserved can keep from taking a replica."""
-        cluster = self.ask.cluster
-        if self._settled_seen < cluster.facts_changes:
-            self._grow()
-            told = (cluster.nodes["facts_changed"] > self._settled_seen).nonzero()[0]
-            rows = self.ask.on(told)
-            self._settled[rows.index] = sift(rows, self._by_facts).first
-            self._settled_seen = cluster.changes
+        self._settle()
         rows = self.ask.on(slots)
         return rows.where(self._settled[rows.index] < 0)
 
+    def _settle(self) -> None:
+        """Asks the filters of facts about nodes whose facts have changed."""
+        cluster = self.ask.cluster
+        if self._settled_seen == cluster.facts_changes:
+            return
+        self._grow()
+        told = (cluster.nodes["facts_changed"] > self._settled_seen).nonzero()[0]
+        rows = self.ask.on(told)
+        self._settled[rows.index] = first = sift(rows, self._by_facts).first
+        self._open[told] = False
+        self._open[rows.node[first < 0]] = True
+        self._settled_seen = cluster.facts_changes
+
     def _grow(self) -> None:
         columns = self.ask.cluster.devices if self.ask.demand.count else self.ask.cluster.nodes
+        if (missing := len(self.ask.cluster.nodes) - len(self._open)) > 0:
+            self._open = np.concatenate([self._open, np.zeros(max(missing, len(self._open)), np.bool_)])
         if (missing := len(columns) - len(self._settled)) > 0:
             more = np.zeros(max(missing, len(self._settled)), np.int8)
             self._settled, self._first = np.concatenate([self._settled, more]), np.concatenate([self._first, more])

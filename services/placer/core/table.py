@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.placer.core.columns import Array, Bools, Floats, Ints
+from services.placer.core.columns import Array, Floats, Ints
 from services.placer.core.options import Options, Tie, options
 from services.placer.core.rows import Ask
 from services.placer.core.sieve import Sieve
@@ -20,6 +20,7 @@ from shared.messages import Score
 
 _NONE = np.inf
 """The first key of a node that has no option."""
+_TOTAL, _UNPROVEN, _PARTS = range(3)
 
 
 class Table:
@@ -33,10 +34,8 @@ class Table:
         self._size = 0
         self._parts: tuple[str, ...] = ()
         self._keys: list[Floats] = []
-        self._by: list[Floats] = []
-        self._total: Floats = np.zeros(0)
-        self._unproven: Bools = np.zeros(0, np.bool_)
-        self._devices: Ints = np.zeros((0, sieve.ask.demand.count), np.int64)
+        self._told: Floats = np.zeros((0, 0))
+        """A line for each node: the total, 1 where it is unproven, the parts of the total, the device rows."""
         self._drawn: Tie | None = None
         """Where the strategy is chance: what this decision draws by. The table is the same for all."""
 
@@ -82,15 +81,13 @@ class Table:
             return None, None
         strongest = self._keys[0]
         if first:
-            left = (strongest != _NONE).nonzero()[0]
-            best = self._least(left, [*first, *self._keys])
-            return best, self._least(left[left != best], [*first, *self._keys])
-        left = self._equals(strongest)
-        best = self._least(left, self._keys[1:])
-        if len(left) > 1 or best is None:
-            return best, self._least(left[left != best], self._keys[1:])
+            return self._two((strongest != _NONE).nonzero()[0], (*first, *self._keys))
+        equals, others = self._equals(strongest), self._keys[1:]
+        if len(equals) != 1:
+            return self._two(equals, others)
+        best = int(equals[0])
         least, strongest[best] = strongest[best], _NONE
-        second = self._least(self._equals(strongest), self._keys[1:])
+        second = self._least(self._equals(strongest), others)
         strongest[best] = least
         return best, second
 
@@ -99,6 +96,20 @@ class Table:
         least = strongest.min()
         equals: Ints = (strongest == least).nonzero()[0]
         return equals if least != _NONE else equals[:0]
+
+    def _two(self, left: Ints, keys: Sequence[Array]) -> tuple[int | None, int | None]:
+        """The node among these with the smallest keys, then the tie-break, and the next one."""
+        for number, key in enumerate(keys):
+            if len(left) < 2:
+                break
+            values = key[left]
+            least = left[values == values.min()]
+            if len(least) == 1:
+                best = int(least[0])
+                return best, self._least(left[left != best], keys[number:])
+            left = least
+        best_of_equals = self._least(left, ())
+        return best_of_equals, self._least(left[left != best_of_equals], ())
 
     def _least(self, left: Ints, keys: Sequence[Array]) -> int | None:
         """The node among these with the smallest keys, then the tie-break."""
@@ -109,44 +120,46 @@ class Table:
             left = left[values == values.min()]
         if len(left) < 2:
             return int(left[0]) if len(left) else None
+        return int(left[self._ties(left).argmin()])
+
+    def _ties(self, left: Ints) -> Array:
+        """What decides among these nodes where their keys are equal."""
         if self._drawn is not None:
-            ties = self._drawn.of_nodes(left)
-        elif self._devices.shape[1]:
-            ties = self._tie.of_devices(self._devices[left, 0])
-        else:
-            ties = self._tie.of_nodes(left)
-        return int(left[ties.argmin()])
+            return self._drawn.of_nodes(left)
+        if self.sieve.ask.demand.count:
+            return self._tie.of_devices(self._told[left, self._first_device].astype(np.int64))
+        return self._tie.of_nodes(left)
 
     def devices(self, node: int) -> list[int]:
         """The device rows of a node's option."""
         if self._drawn is not None:
             drawn = options(self.sieve.passing(np.array([node])), self._strategy, self._drawn)
             return [int(row) for row in drawn.devices[0]]
-        rows: list[int] = self._devices[node].tolist()
-        return rows
+        return [int(row) for row in self._told[node, self._first_device :].tolist()]
 
     def unproven(self, node: int) -> bool:
-        return bool(self._unproven[node])
+        return bool(self._told[node, _UNPROVEN])
 
     def total(self, node: int) -> float:
-        return round(float(self._total[node]), 6)
+        return round(float(self._told[node, _TOTAL]), 6)
 
     def score(self, node: int) -> Score:
-        by = {name: round(float(part[node]), 6) for name, part in zip(self._parts, self._by, strict=True)}
-        return Score(total=self.total(node), by=by)
+        by = zip(self._parts, self._told[node, _PARTS : self._first_device].tolist(), strict=True)
+        return Score(total=self.total(node), by={name: round(part, 6) for name, part in by})
+
+    @property
+    def _first_device(self) -> int:
+        return _PARTS + len(self._parts)
 
     def _write(self, fresh: Options) -> None:
+        told = (fresh.total, fresh.unproven, *fresh.by, *fresh.devices.T)
         if not self._keys:
             self._parts = fresh.parts
             self._keys = [np.full(self._size, _NONE) for _ in fresh.keys]
-            self._by = [np.zeros(self._size) for _ in fresh.parts]
+            self._told = np.zeros((self._size, len(told)))
         for column, values in zip(self._keys, fresh.keys, strict=True):
             column[fresh.node] = values
-        for column, values in zip(self._by, fresh.by, strict=True):
-            column[fresh.node] = values
-        self._total[fresh.node] = fresh.total
-        self._unproven[fresh.node] = fresh.unproven
-        self._devices[fresh.node] = fresh.devices
+        self._told[fresh.node] = np.array(told).T
 
     def _grow(self, nodes: int) -> None:
         if nodes <= self._size:
@@ -154,7 +167,4 @@ class Table:
         more = max(nodes - self._size, self._size)
         self._size += more
         self._keys = [np.concatenate([column, np.full(more, _NONE)]) for column in self._keys]
-        self._by = [np.concatenate([column, np.zeros(more)]) for column in self._by]
-        self._total = np.concatenate([self._total, np.zeros(more)])
-        self._unproven = np.concatenate([self._unproven, np.zeros(more, np.bool_)])
-        self._devices = np.concatenate([self._devices, np.zeros((more, self._devices.shape[1]), np.int64)])
+        self._told = np.concatenate([self._told, np.zeros((more, self._told.shape[1]))])

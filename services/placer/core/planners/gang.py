@@ -63,8 +63,9 @@ class _Board:
     def __init__(self, ask: Ask, wish: Wish) -> None:
         self._ask, self._wish = ask, wish
         self._table = Table.of(ask, wish.strategy, wish.tie)
-        self._here = np.zeros(len(ask.cluster.nodes), np.int64)
-        for other in wish.others:
+        self._here = np.zeros(len(ask.cluster.nodes) if wish.spread_over else 0, np.int64)
+        """Replicas of this request on each node, where it matters."""
+        for other in wish.others if wish.spread_over else ():
             if (slot := ask.cluster.slot(other.node)) is not None:
                 self._here[slot] += 1
         packs = wish.spread_over == "pack"
@@ -111,5 +112,6 @@ class _Board:
         cluster, demand = self._ask.cluster, self._ask.demand
         taken = demand.reservation(demand.request.request_id or NEWCOMER, assignment.replica, 0, assignment.devices)
         cluster.set_reservations(assignment.node, (*cluster.reservations(assignment.node), taken))
-        self._here[node] += 1
+        if self._wish.spread_over:
+            self._here[node] += 1
         self._table.refresh()

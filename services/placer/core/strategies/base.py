@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -123,7 +123,6 @@ class Strategy(Protocol):
     def rank(self, rows: Candidates) -> Ranking: ...
 
 
-@runtime_checkable
 class Grouped(Protocol):
     """A strategy that lets requests go to some groups of nodes alone."""
 

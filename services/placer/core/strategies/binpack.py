@@ -40,8 +40,8 @@ class Binpack:
             raise ValueError(f"shape: found {self.shape}, allowed: utilisations 0 to 100 going up, scores 0 to 10")
 
     def rank(self, rows: Candidates) -> Ranking:
-        used = np.minimum(rows.used_after, rows.capacity)
-        scores = used * FULL_SCORE // np.maximum(rows.capacity, 1)
+        capacity = rows.capacity
+        scores = np.minimum(rows.used_after, capacity) * FULL_SCORE // np.maximum(capacity, 1)
         total, by = (shaped if self.shape else weighed)(rows, scores, self)
         return Ranking(keys=(-total, rows.share_after, rows.whole_after), total=total, by=by)
 

@@ -30,7 +30,8 @@ class Deadline:
     name: str = "deadline"
 
     def rank(self, rows: Candidates) -> Ranking:
-        risk = rows.risk if rows.promises else np.where(rows.risk > 1, 2, 0)
+        risk = rows.risk
+        risk = risk if rows.promises else np.where(risk > 1, 2, 0)
         by = {
             "standing": self.standing * (1 - risk / 2),
             "slack": self.slack * self._snug(rows),
@@ -41,13 +42,14 @@ class Deadline:
 
     def _snug(self, rows: Candidates) -> Floats:
         """1 where no slack is left over; where nothing is promised, 1 on devices that promise nothing either."""
-        alone = (rows.promised == 0).astype(np.float64)
-        snug: Floats = np.where(np.isnan(rows.slack), alone, 1 - np.clip(np.nan_to_num(rows.slack), 0, 1))
+        alone, slack = (rows.promised == 0).astype(np.float64), rows.slack
+        snug: Floats = np.where(np.isnan(slack), alone, 1 - np.minimum(np.maximum(slack, 0), 1))
         return snug
 
     def _unbroken(self, rows: Candidates) -> Floats:
         """1 where nothing is left of the device (memory without time is nothing) and no other one lies idle."""
-        both = np.where(np.isnan(rows.memory_after), rows.share_after, (rows.share_after + rows.memory_after) / 2)
-        left = np.where(rows.share_after > 0, both, 0.0)
+        share, memory = rows.share_after, rows.memory_after
+        both = np.where(np.isnan(memory), share, (share + memory) / 2)
+        left = np.where(share > 0, both, 0.0)
         unbroken: Floats = (1 - left) * (1 - _IDLE) + _IDLE / (1 + rows.whole_after)
         return unbroken

@@ -43,6 +43,6 @@ class Slot:
         order = np.zeros(len(rows))
         for place, size in enumerate(self.groups(rows.count) or ()):
             order[rows.slot == size] = place
-        used = np.minimum(rows.used_after, rows.capacity) / np.maximum(rows.capacity, 1)
-        total = np.round(used[:, -1], 9)
+        used, capacity = rows.used_after[:, -1], rows.capacity[:, -1]
+        total = np.round(np.minimum(used, capacity) / np.maximum(capacity, 1), 9)
         return Ranking(keys=(order, -total, rows.share_after), total=total, by={rows.resources[-1]: total})

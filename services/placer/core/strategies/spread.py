@@ -24,6 +24,7 @@ class Spread:
     name: str = "spread"
 
     def rank(self, rows: Candidates) -> Ranking:
-        free = np.maximum(rows.capacity - rows.used_after, 0)
-        total, by = weighed(rows, free * FULL_SCORE // np.maximum(rows.capacity, 1), self)
+        capacity = rows.capacity
+        free = np.maximum(capacity - rows.used_after, 0)
+        total, by = weighed(rows, free * FULL_SCORE // np.maximum(capacity, 1), self)
         return Ranking(keys=(-total, -rows.share_after, -rows.whole_after), total=total, by=by)
