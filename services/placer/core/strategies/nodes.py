@@ -50,7 +50,7 @@ class Nodes:
     @cached_property
     def whole(self) -> Ints:
         """How many devices nobody uses."""
-        whole: Ints = np.count_nonzero(self.share_free == SHARE_WHOLE_MICRO, axis=1)
+        whole: Ints = (self.share_free == SHARE_WHOLE_MICRO).sum(axis=1)
         return whole
 
     @cached_property

@@ -23,7 +23,8 @@ _WHOLE: Final = SHARE_WHOLE_MICRO // _UNIT_MICRO
 _COPY: Final = 1_000
 """Copies are counted in thousandths."""
 _SCALE: Final = 10**9
-"""Of CPU and memory: below 2**53 for any machine, so that a quotient of floats, rounded down, is that of integers."""
+"""Of CPU and memory. Up to 9,000 cores and 8 TiB that stays below 2**53: floats are exact, and so is the quotient of
+two of them, rounded down."""
 _LEAST: Final = 1e-30
 _NOTHING: Final = 1e-60
 """What counts as free where nothing is, and what as needed where nothing is: the latter goes often into the former."""
