@@ -7,6 +7,7 @@ import pytest
 
 from bench.openb_departures import Story
 from bench.openb_replay import placed, replay, world_of
+from bench.openb_speed import Steady
 from bench.openb_trace import Run, folder, in_file_order, published, runs, shuffled, trace
 from cli.simulate.trace import Arrival
 from cli.simulate.watch import curve
@@ -153,3 +154,11 @@ def test_pods_that_leave_make_room_again(run):
     for name, place in places.items():
         world.leave([place], name)
     assert before == free.sum()
+
+
+def test_the_speed_is_measured_on_the_trace_in_its_published_order(run):
+    steady = Steady(run, "fgd")
+    for _ in range(SHORT):
+        steady.arrive()
+    asked = sum(run.trace.arrivals[pod].gpu_micro for pod in run.arrivals[:SHORT])
+    assert (SHORT, 0, asked / 6_212_000_000) == (len(steady.took_us), steady.refused, pytest.approx(steady.allocated))

@@ -4,18 +4,17 @@ from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.placer.core.cluster import Cluster
 from services.placer.core.outlooks import Learned, outlook_on
 from services.placer.core.strategies.fragmentation import Usable, fragments
-from services.placer.core.strategies.nodes import Asked, Nodes
+from services.placer.core.strategies.nodes import Asked, Change, Nodes
 from services.placer.core.strategies.outlook import CERTAIN, Outlook, Room, scarce_weights
 from services.placer.core.strategies.rests import WORTH, Rests
-from services.placer.core.strategies.served import Served
 from services.placer.core.strategies.workload import Shape, Wanted, Workload
+from services.placer.core.strategies.worth import Worth
 from shared.messages import Gpu
 from tests.decide_world import cluster, device, node, request
 
@@ -78,15 +77,14 @@ def placed(
     return (left, cpu - asked.cpu_milli, mib - asked.memory_mib, model) if fits else None
 
 
-@pytest.mark.parametrize("memory", [False, True])
 @given(found=st.lists(machines, min_size=1, max_size=5), asked=requests)
-def test_usable_is_what_the_definition_says_before_and_after_a_placement(memory, found, asked):
-    table = Usable(KINDS, [kind.number for kind in KINDS], MODELS, memory=memory)
-    assert [usable(machine, memory=memory) for machine in found] == table.of(seen(found)).tolist()
-    gained = np.broadcast_to(table.gained(seen(found), asked), (len(found), 4))
+def test_usable_is_what_the_definition_says_before_and_after_a_placement(found, asked):
+    table, change = Usable(KINDS, [kind.number for kind in KINDS], MODELS), Change(seen(found), asked)
+    assert [usable(machine, memory=False) for machine in found] == table.of(seen(found)).tolist()
+    gained = change.of_rows(table.gained(change)).reshape(len(found), 4)
     for at, place in product(range(len(found)), range(4)):
         if (after := placed(found[at], asked, place)) is not None:
-            assert usable(after, memory=memory) - usable(found[at], memory=memory) == gained[at, place]
+            assert usable(after, memory=False) - usable(found[at], memory=False) == gained[at, place]
 
 
 def served(machine: tuple[list[int], int, int, int]) -> int:
@@ -104,17 +102,26 @@ def served(machine: tuple[list[int], int, int, int]) -> int:
     return total
 
 
+def points(machine: tuple[list[int], int, int, int], rests: Rests) -> int:
+    free, cpu, _, _ = machine
+    return min(sum(free) * 1_000, cpu * WORTH // 7_700) + 13 * sum(int(rests.value[share // 1_000]) for share in free)
+
+
 @given(found=st.lists(machines, min_size=1, max_size=5), asked=requests)
-def test_served_is_what_copies_could_take_before_and_after_a_placement(found, asked):
+def test_worth_is_what_its_definition_says_before_and_after_a_placement(found, asked):
     found = [([share - share % 1_000 for share in machine[0]], *machine[1:]) for machine in found]
-    gained = Served(KINDS, [kind.number for kind in KINDS], MODELS).gained(seen(found), asked).reshape(len(found), 4)
+    numbers, rests = [kind.number for kind in KINDS], Rests.of({300_000: 10, 500_000: 30})
+    table = Worth(KINDS, numbers, MODELS, rests, rest=13, cpu_per_device_milli=7_700)
+    change = Change(seen(found), asked)
+    gained = change.of_rows(table.gained(change)).reshape(len(found), 4, 3)
     for at, place in product(range(len(found)), range(4)):
         if (after := placed(found[at], asked, place)) is not None:
-            assert served(after) - served(found[at]) == gained[at, place]
+            had, has = ((usable(one, memory=True), served(one), points(one, rests)) for one in (found[at], after))
+            assert [new - old for new, old in zip(has, had, strict=True)] == gained[at, place].tolist()
 
 
 def test_of_an_idle_node_all_is_fragment_for_requests_without_gpu():
-    table = Usable(KINDS, [kind.number for kind in KINDS], MODELS, memory=False)
+    table = Usable(KINDS, [kind.number for kind in KINDS], MODELS)
     idle = seen([([WHOLE] * 4, 40_000, 131_072, 0)])
     assert [15 * 4 * WHOLE] == fragments(table, idle, 100).tolist()
 
@@ -134,7 +141,11 @@ def test_a_rest_that_nothing_fits_in_is_worth_nothing_and_breaking_a_device_for_
     rests = Rests.of({810_000: 10})
     assert WORTH == rests.price[810]
     assert 0 == rests.value[190]
-    assert 0 == rests.lost(np.array([WHOLE]), 810_000)[0]
+    assert rests.value[1_000] == rests.value[190] + rests.priced(810_000)
+
+
+def test_nothing_is_worth_nothing_and_a_whole_device_one():
+    assert (0, WORTH) == (Rests.of({810_000: 10}).priced(0), Rests.of({810_000: 10}).priced(WHOLE))
 
 
 def test_without_parts_a_rest_is_worth_nothing_but_a_whole_device():
@@ -147,8 +158,8 @@ def test_no_mix_of_sizes_in_a_device_is_worth_more_than_the_device(numbers):
     rests = Rests.of(numbers)
     assert (np.diff(rests.value) >= 0).all()
     for size in numbers:
-        left = np.arange(size // 1_000, 1_001) * 1_000
-        assert (rests.lost(left, size) >= -WORTH // 10**5).all()
+        lost = rests.value[size // 1_000 :] - rests.value[: 1_001 - size // 1_000] - rests.priced(size)
+        assert (lost >= -WORTH // 10**5).all()
 
 
 def test_a_kind_weighs_more_the_fewer_places_there_are_for_it():

@@ -11,7 +11,7 @@ import numpy as np
 
 from services.placer.core.columns import Ints
 from services.placer.core.strategies.base import Candidates, Ranking
-from services.placer.core.strategies.nodes import by_device
+from services.placer.core.strategies.nodes import Change
 from services.placer.core.strategies.outlook import Outlook
 
 _FULL: Final = 100
@@ -31,12 +31,16 @@ class Fgd:
     name: str = "fgd"
 
     def rank(self, rows: Candidates) -> Ranking:
-        nodes, asked, total = rows.nodes, rows.asked, self.outlook.plain_total
-        less = self.outlook.plain.gained(nodes, asked) + asked.gpu_micro * total
-        return by_device(nodes, _steps(total * 1_000_000).searchsorted(less, "right"), _FULL)
+        change, outlook = Change(rows.nodes, rows.asked), self.outlook
+        steps = _steps(outlook.plain_total, change.asked.gpu_micro)
+        score = change.of_rows(steps.searchsorted(outlook.plain.gained(change), "right"))
+        return Ranking(keys=(-score,), total=score / _FULL, by={})
 
 
-@lru_cache(maxsize=64)
-def _steps(unit: int) -> Ints:
-    """What reaches each score, as integers: no error of rounding takes 50 from what changes nothing."""
-    return np.array([math.ceil(step * unit) for step in _STEPS], np.int64)
+@lru_cache(maxsize=256)
+def _steps(total: int, gpu_micro: int) -> Ints:
+    """How much more must be usable once so much is taken to reach each score; `total` is the weight of all kinds.
+
+    In integers: no error of rounding takes 50 from what changes nothing.
+    """
+    return np.array([math.ceil(step * total * 1_000_000) - gpu_micro * total for step in _STEPS], np.int64)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 
 from services.placer.core.columns import Ints
 from services.placer.core.strategies.base import Candidates, Ranking
-from services.placer.core.strategies.nodes import by_row
+from services.placer.core.strategies.nodes import Asked, Change, by_row
 from services.placer.core.strategies.outlook import CERTAIN, Outlook
+from services.placer.core.strategies.worth import Worth
 
 POINT: Final = 10**9
 """One point of the score, which is an integer, so that equals are equal on every machine."""
@@ -40,31 +42,34 @@ class Laxity:
     name: str = "laxity"
 
     def rank(self, rows: Candidates) -> Ranking:
-        nodes, asked, outlook = rows.nodes, rows.asked, self.outlook
-        score = self._of_nodes(rows)[nodes.of_row]
-        usable = outlook.scarce.gained(nodes, asked)
-        usable = usable[nodes.of_row, 0 if usable.shape[1] == 1 else nodes.place] + asked.gpu_micro * CERTAIN
-        served = outlook.served.gained(nodes, asked) + asked.gpu_micro * CERTAIN
-        score += usable // _per_device(self.usable) + served // _per_device(self.served)
-        if asked.partial:
-            score -= self.rest * outlook.rests.lost(nodes.share_free[nodes.of_row, nodes.place], asked.share_micro)
-        return by_row((score + 1) // round(self.step * POINT), 1 / self.step)
+        change = Change(rows.nodes, rows.asked)
+        points = self._worth.gained(change)
+        points += self._taken(change.asked)
+        points //= self._points
+        score = points.sum(axis=1) - self._snug(change)[change.of_place]
+        return by_row(change.of_rows(score // round(self.step * POINT)), 1 / self.step)
 
-    def _of_nodes(self, rows: Candidates) -> Ints:
-        """The parts that are the same for all devices of a node."""
-        nodes, asked = rows.nodes, rows.asked
-        idle = nodes.idle
-        idle_after, cpu_after = idle - asked.gpu_micro, nodes.cpu_free - asked.cpu_milli
-        stranded = self._stranded(idle, nodes.cpu_free) - self._stranded(idle_after, cpu_after)
+    def _snug(self, change: Change) -> Ints:
+        """What is left on each node, in POINTs."""
+        nodes, asked = change.nodes, change.asked
         gpu, cpu = round(self.snug * POINT / 8_000), round(self.snug * POINT / 128)
-        points: Ints = stranded - (idle_after * gpu + cpu_after * cpu) // 1_000
-        return points
+        left: Ints = nodes.idle * gpu + nodes.cpu_free * cpu - (asked.gpu_micro * gpu + asked.cpu_milli * cpu)
+        return left // 1_000
 
-    def _stranded(self, idle_micro: Ints, cpu_milli: Ints) -> Ints:
-        """Free devices that have no CPU beside them, in POINTs."""
-        cpu = cpu_milli * POINT // self.cpu_per_device_milli
-        stranded: Ints = np.maximum(idle_micro * (POINT // 1_000_000) - cpu, 0)
-        return stranded
+    def _taken(self, asked: Asked) -> Ints:
+        """What the request itself is of each part of `Worth`: nothing else is lost. One more is for rounding down."""
+        price = self.rest * self.outlook.rests.priced(asked.share_micro)
+        whole = asked.gpu_micro * CERTAIN
+        return np.array([whole, whole, asked.gpu_micro * (POINT // 1_000_000) + asked.count * price + 1])
+
+    @cached_property
+    def _worth(self) -> Worth:
+        return self.outlook.worth(self.rest, self.cpu_per_device_milli)
+
+    @cached_property
+    def _points(self) -> Ints:
+        """What one POINT is of each part of `Worth`."""
+        return np.array([_per_device(self.usable), _per_device(self.served), 1])
 
 
 def _per_device(weight: float) -> int:

@@ -50,7 +50,7 @@ class Nodes:
     @cached_property
     def whole(self) -> Ints:
         """How many devices nobody uses."""
-        whole: Ints = np.count_nonzero(self.share_free == SHARE_WHOLE_MICRO, axis=1)
+        whole: Ints = (self.share_free == SHARE_WHOLE_MICRO).sum(axis=1)
         return whole
 
     @cached_property
@@ -85,6 +85,42 @@ class Asked:
         return 1 << (PARTS if self.partial else min(self.count, _MOST_BITS))
 
 
+class Change:
+    """Nodes without and with one more request: what has two lines is first of now and then of after it.
+
+    A place is where the request could go: a row where it takes part of a device; else a node, since all devices of a
+    node that can take it are wholly free, and it does not matter which. What stands at others is of no use.
+    """
+
+    def __init__(self, nodes: Nodes, asked: Asked) -> None:
+        self.nodes, self.asked = nodes, asked
+        self.of_place: Ints | slice = nodes.of_row if asked.partial else slice(None)
+        """The node of each place."""
+
+    @cached_property
+    def cpu(self) -> Ints:
+        """Of each node, in two lines."""
+        cpu: Ints = self.nodes.cpu_free - np.array([[0], [self.asked.cpu_milli]])
+        return cpu
+
+    @cached_property
+    def device(self) -> Ints:
+        """Millionths free on the device that a part is taken of, in two lines; for each place."""
+        nodes = self.nodes
+        device: Ints = nodes.share_free[nodes.of_row, nodes.place] - np.array([[0], [self.asked.share_micro]])
+        return device
+
+    @cached_property
+    def whole_after(self) -> Ints:
+        """Devices that nobody uses once the request is there; for each place."""
+        whole: Ints = self.nodes.whole[self.of_place]
+        return whole - ((self.device[0] == SHARE_WHOLE_MICRO) if self.asked.partial else self.asked.count)
+
+    def of_rows(self, places: Ints) -> Ints:
+        """What is said of places, row by row."""
+        return places if self.asked.partial else places[self.nodes.of_row]
+
+
 def by_node(nodes: Nodes, asked: Asked, score: Ints, scale: float) -> Ranking:
     """From a score of each node, the largest first; on a node the device with the least left that suffices."""
     mine = score[nodes.of_row]
@@ -93,11 +129,6 @@ def by_node(nodes: Nodes, asked: Asked, score: Ints, scale: float) -> Ranking:
         snug = nodes.share_free[nodes.of_row, nodes.place] == nodes.least[nodes.of_row]
         key = np.where(snug, key, _NOT_THIS)
     return Ranking(keys=(key,), total=_total(mine, scale), by={})
-
-
-def by_device(nodes: Nodes, score: Ints, scale: float) -> Ranking:
-    """From a score of each device of each node, the largest first; one column stands for all devices of a node."""
-    return by_row(score[nodes.of_row, 0 if score.shape[1] == 1 else nodes.place], scale)
 
 
 def by_row(score: Ints, scale: float) -> Ranking:

@@ -10,8 +10,8 @@ from typing import Final
 
 from services.placer.core.strategies.fragmentation import Usable
 from services.placer.core.strategies.rests import Rests
-from services.placer.core.strategies.served import Served
 from services.placer.core.strategies.workload import Shape, Wanted, Workload
+from services.placer.core.strategies.worth import Worth
 from shared.messages import SHARE_WHOLE_MICRO
 
 CERTAIN: Final = 10**9
@@ -43,25 +43,17 @@ class Outlook:
     def plain(self) -> Usable:
         """Each kind weighs as often as it comes, as in FGD; memory does not count."""
         head = self.workload.head
-        return Usable(head, [kind.number for kind in head], self.models, memory=False)
+        return Usable(head, [kind.number for kind in head], self.models)
 
     @cached_property
     def plain_total(self) -> int:
         return max(1, sum(kind.number for kind in self.workload.head))
 
-    @cached_property
-    def scarce(self) -> Usable:
+    def worth(self, rest: int, cpu_per_device_milli: int) -> Worth:
         """Each kind weighs more the less of the cluster can serve it; the sum of weights is CERTAIN."""
-        return Usable(self.workload.head, self._weights, self.models, memory=True)
-
-    @cached_property
-    def served(self) -> Served:
-        """With the same weights."""
-        return Served(self.workload.head, self._weights, self.models)
-
-    @cached_property
-    def _weights(self) -> tuple[int, ...]:
-        return scarce_weights(self.workload.head, self.rooms)
+        head = self.workload.head
+        weights = scarce_weights(head, self.rooms)
+        return Worth(head, weights, self.models, self.rests, rest=rest, cpu_per_device_milli=cpu_per_device_milli)
 
     @cached_property
     def rests(self) -> Rests:

@@ -45,19 +45,14 @@ class Rests:
         prices = _prices(sizes, np.array([counted[size] for size in sizes.tolist()], np.float64))
         value = _best_mix(sizes, prices)
         worth = np.round(np.minimum(value, 1.0) * 10**6).astype(np.int64) * (WORTH // 10**6)
+        worth[_WHOLE] = WORTH
         price = worth.copy()
         price[sizes] = np.round(prices * 10**6).astype(np.int64) * (WORTH // 10**6)
-        worth[_WHOLE] = WORTH
         return cls(worth, price)
 
-    def lost(self, free: Ints, share_micro: int) -> Ints:
-        """How much less a rest is worth once a request is in it, apart from what the request is worth itself.
-
-        At least 0 where the request fits; what stands elsewhere is of no use.
-        """
-        after = np.maximum(free - share_micro, 0)
-        lost: Ints = self.value[free // UNIT_MICRO] - self.value[after // UNIT_MICRO] - self.price[_size(share_micro)]
-        return lost
+    def priced(self, share_micro: int) -> int:
+        """What a request for so much of a device is worth; nothing is worth nothing, and a whole device WORTH."""
+        return int(self.price[_size(share_micro)]) if share_micro else 0
 
 
 def _size(share_micro: int) -> int:
