@@ -44,12 +44,11 @@ async def events(client: Client, subject: str) -> list[tuple[str, Json]]:
     """All stored events of a subject, in order: (ce-id, body)."""
     sub = await client.jetstream().pull_subscribe(subject, stream="RT_EVENTS")
     found: list[tuple[str, Json]] = []
-    while True:
-        try:
-            messages = await sub.fetch(500, timeout=0.3)
-        except TimeoutError:  # nats-py raises its own or the plain one
-            break
+    left = (await sub.consumer_info()).num_pending
+    while left:
+        messages = await sub.fetch(500, timeout=30)
         found += [((m.headers or {}).get("ce-id", ""), json.loads(m.data)) for m in messages]
+        left = messages[-1].metadata.num_pending
     await sub.unsubscribe()
     return found
 

@@ -50,10 +50,6 @@ PLACERS_ARE = {
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(60 + REQUESTS // 2),
-    pytest.mark.skipif(
-        "LAXITY_CHAOS_REQUESTS" not in os.environ,
-        reason="run by make chaos; open: in one run of several the event of one step was missing after kills",
-    ),
 ]
 
 
@@ -66,6 +62,7 @@ async def test_nothing_is_promised_twice_and_no_request_is_lost_while_placers_ar
         await cluster.all_run()
         watch = cluster.watch
         await load.quiet(watch)
+        await cluster.everything_told()
         print(f"\nseed {SEED}: {await cluster.told(load)}")
         assert [] == watch.faults[:20], "\n".join(watch.faults[:20])
         assert set(load.bodies) <= {record["request_id"] for record in watch.records.values()} | load.left_no_key
@@ -127,6 +124,11 @@ class Cluster:
                 each.begin()
         for each in self.placers:
             await asyncio.to_thread(each.until_ready)
+
+    async def everything_told(self) -> None:
+        """A lease says how far its placer has told; that of a dead one stays until all that it left untold is told."""
+        told, last = self.watch.told, self.watch.stepped
+        await until(lambda: len(told) == PLACERS and min(told.values()) >= last, 120)
 
     async def tell_counters(self) -> None:
         for found in await _stats(self.client):
@@ -269,7 +271,7 @@ class Load:
         """Everything has been released: it ends when the ledger says so of every request."""
         began = time.monotonic()
         while alive := [record["request_id"] for record in watch.records.values() if record["state"] not in FINAL]:
-            assert time.monotonic() - began < 60, (
+            assert time.monotonic() - began < 120, (
                 f"not ended: {[watch.records[f'request.{name}'] for name in alive[:3]]}"
             )
             await asyncio.sleep(0.1)
