@@ -46,7 +46,7 @@ async def events(client: Client, subject: str) -> list[tuple[str, Json]]:
     found: list[tuple[str, Json]] = []
     left = (await sub.consumer_info()).num_pending
     while left:
-        messages = await sub.fetch(500, timeout=30)
+        messages = await sub.fetch(min(500, left), timeout=30)
         found += [((m.headers or {}).get("ce-id", ""), json.loads(m.data)) for m in messages]
         left = messages[-1].metadata.num_pending
     await sub.unsubscribe()
