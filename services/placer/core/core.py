@@ -475,8 +475,9 @@ class Core:
 
     def _delivered(self, event: Delivered) -> None:
         self._delivering = False
-        self._told = event.revision
-        self._add([DropLease(holder) for holder in event.gone])
+        if self.following.alarm is None:  # else it was another ledger's revision
+            self._told = event.revision
+            self._add([DropLease(holder) for holder in event.gone])
 
     def _tidy(self) -> None:
         self.carrying.hands.tidy(self.now_us)
