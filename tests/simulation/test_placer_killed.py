@@ -316,6 +316,7 @@ def with_kills(*kill_at: int) -> ForgetfulWorld:
 
 
 def test_a_step_is_told_whoever_dies_and_whoever_dies_while_it_makes_up_for_that() -> None:
+    """A seventh of all pairs: of each first death, and of each second one."""
     steps = with_kills().steps
     pairs = [(one, two) for one in range(1, steps) for two in range(one + 1, steps + 1) if (one + two) % 7 == 0]
     for pair in pairs:
