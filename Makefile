@@ -40,7 +40,7 @@ check: lint types layers docs-check demo test-slow test test-docker ## all that 
 test: $(READY) ## run the tests, all but the slow ones and those on Docker (ARGS="-k name" to choose)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not docker" $(ARGS)
 
-test-slow: $(READY) ## run the tests that need minutes: the demo, with each process killed in turn
+test-slow: $(READY) ## run the tests that need minutes: the demo, with each process killed in turn, and chaos with 600 requests
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 # 75 says that no engine can be had here, and why: then the tests are run all the same, skipped and counted.

@@ -59,6 +59,10 @@ class LedgerWatch:
     writes: int = 0
     records: dict[str, Json] = field(default_factory=dict)
     reserved: dict[str, tuple[Held, ...]] = field(default_factory=dict)
+    told: dict[str, int] = field(default_factory=dict)
+    """By placer that has a lease: up to which write all its steps are in the stream of events."""
+    stepped: int = 0
+    """The last write of a request."""
     ever: defaultdict[str, set[Held]] = field(default_factory=lambda: defaultdict(set))
     """By request: what it held at any time, up to its devices."""
     _held: dict[str, tuple[Held, ...]] = field(default_factory=dict)
@@ -93,6 +97,8 @@ class LedgerWatch:
             self._node(key, {} if gone else json.loads(body), gone=gone)
         elif key.startswith("request."):
             self._request(key, {} if gone else json.loads(body), gone=gone)
+        elif key.startswith("lease."):
+            self._lease(key, {} if gone else json.loads(body), gone=gone)
         if self._ends_commit(headers):
             self.commits += 1
             for each, count in self._open.items():
@@ -110,6 +116,12 @@ class LedgerWatch:
         ends = not batch or "Nats-Batch-Commit" in headers
         self._batch = ("", 0) if ends else (batch, number)
         return ends
+
+    def _lease(self, key: str, found: Json, *, gone: bool) -> None:
+        if gone:
+            self.told.pop(key, None)
+        elif key != "lease.leader":
+            self.told[key] = found.get("told", 0)
 
     # --- nodes ---
 
@@ -139,6 +151,7 @@ class LedgerWatch:
     # --- requests ---
 
     def _request(self, key: str, found: Json, *, gone: bool) -> None:
+        self.stepped = self.seq
         held = tuple(_held_by(found)) if not gone else ()
         self._balance(self._held.get(key, ()), held, 1)
         self._held[key] = held

@@ -11,6 +11,7 @@ from typing import Any
 import nats.js.errors
 import pytest
 from nats.aio.client import Client
+from nats.js.api import AckPolicy, ConsumerConfig
 
 Json = dict[str, Any]
 
@@ -42,14 +43,14 @@ async def ask(client: Client, subject: str, body: Json, timeout_s: float = 10) -
 
 async def events(client: Client, subject: str) -> list[tuple[str, Json]]:
     """All stored events of a subject, in order: (ce-id, body)."""
-    sub = await client.jetstream().pull_subscribe(subject, stream="RT_EVENTS")
+    unasked = ConsumerConfig(ack_policy=AckPolicy.NONE)  # else no more than 1,000 come
+    sub = await client.jetstream().pull_subscribe(subject, stream="RT_EVENTS", config=unasked)
     found: list[tuple[str, Json]] = []
-    while True:
-        try:
-            messages = await sub.fetch(500, timeout=0.3)
-        except TimeoutError:  # nats-py raises its own or the plain one
-            break
+    left = (await sub.consumer_info()).num_pending
+    while left:
+        messages = await sub.fetch(min(500, left), timeout=30)
         found += [((m.headers or {}).get("ce-id", ""), json.loads(m.data)) for m in messages]
+        left = messages[-1].metadata.num_pending
     await sub.unsubscribe()
     return found
 

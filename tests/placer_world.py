@@ -36,6 +36,7 @@ from services.placer.core.containers import (
 from services.placer.core.core import Core
 from services.placer.core.intents import Rules
 from services.placer.core.invariants import ledger_faults
+from services.placer.core.telling import Deliver, Delivered
 from shared.effects import Ack, Commit, Draining, KeyChanged, Publish, Received, Reply, Tick, WatchReplayed
 from shared.messages import (
     ConfirmRequest,
@@ -109,6 +110,8 @@ class World:
     most_memory_mib: int | None = None
     """Engines refuse to give a container more."""
     resizes: int = 0
+    slow_events: bool = False
+    """Events are under way for a while, as on the bus, and die with their placer; else they are there at once."""
     started_placers: int = 0
     asked: int = 0
     checking: bool = True
@@ -158,7 +161,7 @@ class World:
         core = self.placers[name]
         for effect in core.handle(event, self.now):
             match effect:
-                case Publish():
+                case Publish() if not self.slow_events:
                     self.events.append(effect)
                 case Reply(to, body, error):
                     if to:
@@ -213,10 +216,15 @@ class World:
                         self.tell(placer, Tick(name, WALL + self.now))
             self.settle()
 
-    def _do(self, effect: Any) -> object | None:
+    def _do(self, effect: Any) -> object | None:  # noqa: PLR0911  # one for each kind of effect
         match effect:
             case Commit():
                 return self.ledger.commit(effect)
+            case Publish():
+                self.events.append(effect)
+                return None
+            case Deliver(revision, gone):
+                return Delivered(revision, gone)
             case Start():
                 return self._start(effect)
             case Stop():

@@ -31,6 +31,7 @@ from services.placer.core.containers import (
     StopFailed,
     Stopped,
 )
+from services.placer.core.telling import Deliver, Delivered
 from shared.errors import BackendError, BackendSilentError, BusError
 from shared.service import Runtime
 from shared.subjects import LEDGER, PLACE_STREAM
@@ -92,6 +93,7 @@ class Performer:
             Remove: self.remove,
             ListNode: self.list_node,
             Read: self.read,
+            Deliver: self.deliver,
         }
 
     def tasks(self) -> list[Callable[[Runtime], Awaitable[None]]]:
@@ -154,6 +156,11 @@ class Performer:
     async def read(self, effect: Read) -> ReadDone:
         runtime = await self._running()
         return ReadDone(await runtime.bus.read(LEDGER, effect.keys), effect.listed, effect.asked_us)
+
+    async def deliver(self, effect: Deliver) -> Delivered:
+        runtime = await self._running()
+        await runtime.events_stored()
+        return Delivered(effect.revision, effect.gone)
 
     # --- root tasks ---
 

@@ -68,7 +68,7 @@ class Commits:
     async def _refused(
         self, bucket: str, shown: str, writes: Sequence[Write], number: int, error: ApiError | TooLargeError
     ) -> CommitDone:
-        if not isinstance(error, ApiError) or error.code not in CONFLICTS | {ABANDONED, NO_LEADER}:
+        if isinstance(error, TooLargeError) or end_of(error) == CommitOutcome.REFUSED:
             return CommitDone(number, CommitOutcome.REFUSED, detail=str(error))
         current = await self.read(bucket, shown, [write.key for write in writes])
         return CommitDone(number, CommitOutcome.CONFLICT, current=current, detail=str(error))
@@ -83,7 +83,7 @@ class Commits:
                 if not left:
                     raise
             except ApiError as error:
-                if not left or not (error.code == ABANDONED or error.status in NOT_NOW):
+                if not left or not may_pass(error):
                     raise
             await asyncio.sleep(wait_s)
             wait_s = min(RETRY_MOST_S, wait_s * 2)
@@ -139,6 +139,17 @@ class Commits:
                 wait_s = min(RETRY_MOST_S, wait_s * 2)
             else:
                 return KeyChanged(shown, key, value_of(found), found.seq) if found else KeyChanged(shown, key, None, 0)
+
+
+def may_pass(error: ApiError) -> bool:
+    """Whether the server only could not take it just now; what it answers with an error it has not written."""
+    return error.code == ABANDONED or error.status in NOT_NOW
+
+
+def end_of(error: ApiError) -> CommitOutcome:
+    """How a commit ends that no further try can help: it is planned again, or never will be taken."""
+    again = error.code in CONFLICTS | {ABANDONED, NO_LEADER}
+    return CommitOutcome.CONFLICT if again else CommitOutcome.REFUSED
 
 
 def headers_of(write: Write) -> dict[str, str]:

@@ -27,6 +27,9 @@ class Lease(Message):
     """Which placer process: unique to one start."""
     counter: int
     ttl_us: int
+    """0: given up."""
+    told: int = 0
+    """Every step that this placer wrote up to this revision of the ledger is in the stream of events."""
 
 
 class Reservation(Message):

@@ -39,6 +39,7 @@ class Outbox:
         self._queues: dict[str, deque[_Item]] = {}
         self._limit = asyncio.Semaphore(IN_FLIGHT)
         self._chains: dict[str, int] = {}
+        self._working: set[asyncio.Task[None]] = set()
         self._size = 0
         self._empty = asyncio.Event()
         self._empty.set()
@@ -56,7 +57,14 @@ class Outbox:
             queue.append(item)
             return
         self._queues[event.subject] = deque([item])
-        self._group.create_task(self._work_off(event.subject))
+        task = self._group.create_task(self._work_off(event.subject))
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
+
+    async def stored(self) -> None:
+        """Returns when everything that is in it now was stored or refused."""
+        if self._working:
+            await asyncio.wait(self._working)
 
     async def emptied(self) -> None:
         await self._empty.wait()

@@ -81,6 +81,10 @@ class Runtime:
         """A counter shown in $SRV.STATS and in the last log line."""
         self.counters[name] += n
 
+    async def events_stored(self) -> None:
+        """Returns when every event that the core has published so far is in the stream."""
+        await self._outbox.stored()
+
     @property
     def health(self) -> str:
         """``ok``, or what keeps it from being so."""

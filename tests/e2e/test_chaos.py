@@ -1,6 +1,6 @@
 """Four placers under load, killed at random: what must hold of the ledger holds at every single commit.
 
-``make chaos`` runs 5,000 requests; LAXITY_CHAOS_REQUESTS and LAXITY_CHAOS_SEED say otherwise.
+600 requests, in ``make chaos`` 5,000; LAXITY_CHAOS_REQUESTS and LAXITY_CHAOS_SEED say otherwise.
 """
 
 from __future__ import annotations
@@ -49,11 +49,7 @@ PLACERS_ARE = {
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(60 + REQUESTS // 2),
-    pytest.mark.skipif(
-        "LAXITY_CHAOS_REQUESTS" not in os.environ,
-        reason="run by make chaos; open: in one run of several the event of one step was missing after kills",
-    ),
+    pytest.mark.timeout(300 + REQUESTS // 2),
 ]
 
 
@@ -66,23 +62,28 @@ async def test_nothing_is_promised_twice_and_no_request_is_lost_while_placers_ar
         await cluster.all_run()
         watch = cluster.watch
         await load.quiet(watch)
+        await cluster.everything_told()
         print(f"\nseed {SEED}: {await cluster.told(load)}")
         assert [] == watch.faults[:20], "\n".join(watch.faults[:20])
         assert set(load.bodies) <= {record["request_id"] for record in watch.records.values()} | load.left_no_key
         assert {} == {key: held for key, held in watch.reserved.items() if held}
         assert [] == load.contradictions(watch)
         assert [] == containers(tmp_path)
-        assert [] == await unsound_events(cluster.client)
+        assert [] == await unsound_events(cluster.client, watch)
         assert [] == [body for _, body in await events(cluster.client, "rt.events.bus.placer") if is_alarm(body)]
         assert cluster.kills > 0
 
 
-async def unsound_events(client: Client) -> list[str]:
-    """Of what outsiders were told: every step of every request, without a gap, each once."""
+async def unsound_events(client: Client, watch: LedgerWatch) -> list[str]:
+    """Of what outsiders were told: every step of every request, without a gap."""
     checker = EventChecker()
     for event_id, body in await events(client, "rt.events.place.*"):
         checker.feed("rt.events.place", json.dumps(body).encode(), {"ce-id": event_id})
-    return checker.finish()[:20]
+    untold = []
+    for record in watch.records.values():
+        steps = {step["number"] for step in record["steps"]} - checker.states[record["request_id"]].keys()
+        untold += [f"{record['request_id']}: step {number} is not told" for number in sorted(steps)]
+    return [*checker.finish(), *untold][:20]
 
 
 def is_alarm(body: Json) -> bool:
@@ -127,6 +128,11 @@ class Cluster:
                 each.begin()
         for each in self.placers:
             await asyncio.to_thread(each.until_ready)
+
+    async def everything_told(self) -> None:
+        """A lease says how far its placer has told; that of a dead one stays until all that it left untold is told."""
+        told, last = self.watch.told, self.watch.stepped
+        await until(lambda: len(told) == PLACERS and min(told.values()) >= last, 120)
 
     async def tell_counters(self) -> None:
         for found in await _stats(self.client):
@@ -269,7 +275,7 @@ class Load:
         """Everything has been released: it ends when the ledger says so of every request."""
         began = time.monotonic()
         while alive := [record["request_id"] for record in watch.records.values() if record["state"] not in FINAL]:
-            assert time.monotonic() - began < 60, (
+            assert time.monotonic() - began < 120, (
                 f"not ended: {[watch.records[f'request.{name}'] for name in alive[:3]]}"
             )
             await asyncio.sleep(0.1)

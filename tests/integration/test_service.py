@@ -13,6 +13,7 @@ from shared.effects import (
     CommitDone,
     CommitOutcome,
     KeyChanged,
+    Publish,
     Received,
     Tick,
     WatchReplayed,
@@ -246,6 +247,23 @@ async def test_a_commit_ends_in_an_event_with_its_number(settings: ServiceSettin
     assert CommitDone(5, CommitOutcome.WRITTEN, {"toy": 1, "n5": 2}) == written
     assert (6, CommitOutcome.CONFLICT) == (conflict.commit, conflict.outcome)
     assert (KeyChanged(LEDGER, "toy", b"1", 1), KeyChanged(LEDGER, "n6", None, 0)) == conflict.current
+
+
+async def test_events_are_said_to_be_stored_only_when_the_stream_has_them(
+    settings: ServiceSettings, bus: Bus, nats_server: NatsServer
+) -> None:
+    subjects = [f"rt.events.toy.{number}" for number in range(3)]
+    async with toys(settings) as (toy,):
+        await toy.runtime.events_stored()
+        nats_server.pause()
+        for subject in subjects:
+            toy.runtime._outbox.add(Publish(subject, Say(text="x"), subject, "toy.said"), 0)
+        stored = asyncio.create_task(toy.runtime.events_stored())
+        await asyncio.wait([stored], timeout=0.1)
+        assert not stored.done()
+        nats_server.resume()
+        await stored
+        assert None not in [await bus.last_event(subject) for subject in subjects]
 
 
 @pytest.mark.parametrize("text", ["publish", "publish-chained"])

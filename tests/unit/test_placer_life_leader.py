@@ -6,6 +6,7 @@ from services.placer.core.containers import PlaceStreamAt
 from services.placer.core.leases import Leases
 from services.placer.core.ledger import LEADER, Ledger
 from services.placer.core.recovery import Recovery
+from services.placer.core.telling import Deliver, Delivered
 from shared.effects import Commit, Disconnected, KeyChanged, Received, Reconnected, Tick
 from shared.messages import Lease, PlaceRequest, State
 from shared.subjects import LEDGER, lease_key
@@ -73,14 +74,25 @@ def test_an_owner_without_a_lease_gets_a_time_to_live_from_when_it_is_first_aske
     assert not leases.alive("p", 103 * SECOND)
 
 
-def test_a_lease_that_was_given_up_is_over_at_once() -> None:
+def test_a_lease_that_was_deleted_is_over_at_once() -> None:
     ledger = Ledger()
     leases = Leases(ledger, 3 * SECOND)
     seen(ledger, "p", 1, 100 * SECOND)
     ledger.observe(KeyChanged(LEDGER, lease_key("p"), None, 2), 100 * SECOND)
 
     assert not leases.alive("p", 100 * SECOND)
-    assert not leases.ran_out("p", 200 * SECOND)
+
+
+def test_a_lease_that_was_given_up_is_over_at_once_and_stays_for_its_time() -> None:
+    """What its holder had under way may still arrive."""
+    ledger = Ledger()
+    leases = Leases(ledger, 3 * SECOND)
+    value = Lease(holder="p", counter=1, ttl_us=0).to_json()
+    ledger.observe(KeyChanged(LEDGER, lease_key("p"), value, 1), 100 * SECOND)
+
+    assert not leases.alive("p", 100 * SECOND)
+    assert [] == leases.expired(103 * SECOND - 1)
+    assert ["p"] == leases.expired(103 * SECOND)
 
 
 # --- the leader ---
@@ -100,11 +112,13 @@ def test_a_clean_stop_gives_up_both_leases_so_that_nobody_waits() -> None:
     world = two_placers()
     world.place("p1")
     world.stop("p1")
-    assert {"lease.p2"} == leases_of(world)
+    assert {"lease.p1", "lease.p2"} == leases_of(world)
     world.pass_time(2.4)
 
     assert "p2" == world.leader()
     assert "p2" == world.record("a").owner
+    world.pass_time(2)
+    assert {"lease.leader", "lease.p2"} == leases_of(world)
     world.check_settled()
 
 
@@ -174,6 +188,67 @@ def test_last_words_that_a_dead_placer_left_unsaid_are_said_by_the_leader() -> N
     world.pass_time(6)
 
     assert {1: "accepted", 2: "rejected"} == world.told("a")
+
+
+def beat(world: World, name: str, *, watching: bool = True) -> Deliver | None:
+    """One second later; what this placer asks to be delivered now, which is not done."""
+    world.now += SECOND
+    world.tell(name, Tick("beat", WALL + world.now))
+    delivering = [task for task in world.tasks if isinstance(task.effect, Deliver)]
+    for task in delivering:
+        world.tasks.remove(task)
+    while world.tasks:
+        world.step_task()
+    if watching:
+        world.settle()
+    return delivering[0].effect if delivering else None
+
+
+def told_up_to(world: World, name: str) -> int:
+    value, _ = world.ledger.values[f"lease.{name}"]
+    assert value is not None
+    return Lease.trusted(value).told
+
+
+def test_a_lease_says_that_something_was_told_only_when_the_stream_has_it() -> None:
+    world = two_placers()
+    world.place("p2", gpu={"count": 9})
+    written = world.ledger.revision("request.a")
+    deliver = beat(world, "p2")
+    assert deliver is not None
+    assert None is beat(world, "p2")
+    assert told_up_to(world, "p2") < written <= deliver.revision
+    world.tell("p2", Delivered(deliver.revision, deliver.gone))
+    beat(world, "p2")
+
+    assert deliver.revision == told_up_to(world, "p2")
+
+
+def test_what_is_in_flight_is_not_told_though_the_watch_has_shown_it() -> None:
+    world = two_placers()
+    world.ask("p2", request(gpu={"count": 9}))
+    world.ledger.commit(world.tasks.popleft().effect)
+    while world.step_watch("p2"):
+        pass
+    deliver = beat(world, "p2")
+
+    assert deliver is not None
+    assert deliver.revision < world.ledger.revision("request.a")
+
+
+def test_a_leader_whose_watch_is_behind_drops_no_lease() -> None:
+    """The last words of the dead may be among what it has not seen."""
+    world = two_placers()
+    world.kill("p2")
+    world.pass_time(1)
+    gone = []
+    for watching in (False, False, True, True):
+        deliver = beat(world, "p1", watching=watching)
+        assert deliver is not None
+        gone.append(deliver.gone)
+        world.tell("p1", Delivered(deliver.revision, ()))
+
+    assert [(), (), (), ("p2",)] == gone
 
 
 def test_T5_a_placer_that_was_stopped_for_a_while_declares_nobody_dead() -> None:

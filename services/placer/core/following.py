@@ -24,6 +24,8 @@ class Following:
         self.former: tuple[str, ...] = ()
         self.alarm: str | None = None
         """Why this placer has stopped deciding, until an operator accepts the ledger as it is."""
+        self.revision = 0
+        """The newest that the watch has shown."""
         self._heard: dict[str, KeyChanged] = {}
         self._asked: dict[str, int] = {}
         self._identity_revision = 0
@@ -35,6 +37,7 @@ class Following:
     def heard(self, change: KeyChanged) -> None:
         """The watch delivered a key."""
         self._heard[change.key] = change
+        self.revision = change.revision
 
     def lost(self) -> None:
         """Nothing is heard any more: what happens to the ledger now is not seen."""

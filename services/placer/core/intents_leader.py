@@ -31,7 +31,9 @@ class CreateLedger(Intent):
 
 @dataclass(frozen=True)
 class RenewLease(Intent):
-    """This placer is alive: its own lease counts on."""
+    """This placer is alive: its own lease counts on. All that it wrote up to revision `told` has been told."""
+
+    told: int
 
     @property
     def key(self) -> Hashable:
@@ -40,7 +42,8 @@ class RenewLease(Intent):
     def plan(self, scope: Scope) -> tuple[Effect, ...]:
         lease = scope.draft.lease(scope.me)
         counter = lease.counter + 1 if lease else 1
-        scope.draft.put_lease(scope.me, Lease(holder=scope.me, counter=counter, ttl_us=scope.rules.lease_ttl_us))
+        ttl_us = scope.rules.lease_ttl_us
+        scope.draft.put_lease(scope.me, Lease(holder=scope.me, counter=counter, ttl_us=ttl_us, told=self.told))
         if scope.leads():
             scope.as_leader()
         return ()
@@ -62,7 +65,9 @@ class Lead(Intent):
 
 @dataclass(frozen=True)
 class Resign(Intent):
-    """Last words of a placer that stops on purpose: its leases are given up, so nobody has to wait for them."""
+    """A placer stops on purpose: its leases are given up, so nobody has to wait for them. Its own one stays, since what
+    it says last may not arrive any more.
+    """
 
     @property
     def key(self) -> Hashable:
@@ -71,8 +76,8 @@ class Resign(Intent):
     def plan(self, scope: Scope) -> tuple[Effect, ...]:
         if scope.leads():
             scope.draft.put_lease(LEADER, None)
-        if scope.draft.lease(scope.me) is not None:
-            scope.draft.put_lease(scope.me, None)
+        if (lease := scope.draft.lease(scope.me)) is not None:
+            scope.draft.put_lease(scope.me, lease.model_copy(update={"ttl_us": 0}))
         return ()
 
 
@@ -100,7 +105,7 @@ class TakeOver(Intent):
 
 @dataclass(frozen=True)
 class DropLease(Intent):
-    """The lease of a placer that is gone, once all that it owned is taken over."""
+    """The lease of a placer that is gone, once all that it owned is taken over and all that it wrote is told."""
 
     holder: str
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.placer.core.intents import Intent
-from services.placer.core.intents_leader import DropLease, ExpireHold, TakeOver
+from services.placer.core.intents_leader import ExpireHold, TakeOver
 from services.placer.core.leases import Leases
 from services.placer.core.ledger import LEADER, Ledger
 from services.placer.core.queue import Queue
@@ -29,16 +29,17 @@ class Leader:
         return self._ledger.leader() is None or not self._leases.alive(LEADER, now_us)
 
     def beat(self, now_us: int) -> list[Intent]:
-        """Once per beat: take over what nobody carries on, and give up leases behind which nothing is left."""
+        """Once per beat: take over what nobody carries on."""
         self.queue.review()
-        owners = {record.owner for record in self._ledger.live_records() if not record.state.final}
-        gone = {owner for owner in owners - {self._me} if not self._leases.alive(owner, now_us)}
-        orphans: list[Intent] = [
-            TakeOver(record.request_id) for record in self._ledger.live_records() if record.owner in gone
-        ]
-        expired = set(self._leases.expired(now_us)) - {self._me}
-        empty: list[Intent] = [DropLease(name) for name in sorted(expired) if name not in owners]
-        return orphans + empty
+        gone = {owner for owner in self._owners() - {self._me} if not self._leases.alive(owner, now_us)}
+        return [TakeOver(record.request_id) for record in self._ledger.live_records() if record.owner in gone]
+
+    def gone(self, now_us: int) -> tuple[str, ...]:
+        """Placers that are no more and own nothing that goes on: what they left untold is all that is left of them."""
+        return tuple(sorted(set(self._leases.expired(now_us)) - {self._me} - self._owners()))
+
+    def _owners(self) -> set[str]:
+        return {record.owner for record in self._ledger.live_records() if not record.state.final}
 
     def soon(self, now_us: int, wall_us: int) -> list[Intent]:
         """Several times a second: holds whose time is over, and the queue. Who does not lead forgets it."""

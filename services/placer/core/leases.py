@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.placer.core.ledger import LEADER, Ledger
+from shared.messages import Lease
 
 
 class Leases:
@@ -29,19 +30,19 @@ class Leases:
         stored = self._ledger.leases.get(name)
         if stored is None:
             return now_us - self._asked_us.setdefault(name, now_us) < self._ttl_us
-        if stored.value is None:
+        if stored.value is None or not stored.value.ttl_us:
             return False
-        return now_us - max(stored.seen_us, self._granted_us) < max(self._ttl_us, stored.value.ttl_us)
+        return not self._silent(stored.seen_us, stored.value, now_us)
 
-    def ran_out(self, name: str, now_us: int) -> bool:
-        """True where it was not given up on purpose: what its holder wanted to say may be unsaid."""
-        stored = self._ledger.leases.get(name)
-        return (stored is None or stored.value is not None) and not self.alive(name, now_us)
+    def _silent(self, seen_us: int, lease: Lease, now_us: int) -> bool:
+        return now_us - max(seen_us, self._granted_us) >= max(self._ttl_us, lease.ttl_us)
 
     def others_alive(self, me: str, now_us: int) -> bool:
         return any(name not in {me, LEADER} and self.alive(name, now_us) for name in self._ledger.leases)
 
     def expired(self, now_us: int) -> list[str]:
-        """Placers whose lease is still written and has run out."""
-        written = [name for name, stored in self._ledger.leases.items() if stored.value is not None]
-        return [name for name in written if name != LEADER and not self.alive(name, now_us)]
+        """Placers whose lease is still written and did not change for its time; one that was given up is no exception,
+        since who stops has its last batches under way.
+        """
+        written = ((name, stored) for name, stored in self._ledger.leases.items() if name != LEADER)
+        return [name for name, s in written if s.value is not None and self._silent(s.seen_us, s.value, now_us)]

@@ -1,12 +1,14 @@
 """What this placer tells the world: the steps of records as events, alarms once each, and stories for people.
 
-Who writes a step publishes it, and the owner of a record publishes all of its steps: so a step is told also where
-its writer died between the commit and the event. What comes twice has the same id.
+Who writes a step publishes it, and the owner of a record publishes all of its steps. A writer's lease says up to where
+the stream has everything; what it wrote after that is told once more by the leader when the writer is gone, and its
+lease is dropped only then: so a step is told whoever dies. What comes twice has the same id.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from dataclasses import dataclass
 
 from services.placer.core.containers import Progress
 from services.placer.core.reconcile import Alarm
@@ -17,6 +19,24 @@ from shared.subjects import Subjects
 
 MOST_NOTES = 32
 """Remembered of one request, beyond the steps in its record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Slow effect: wait until the stream has every event that was said so far."""
+
+    revision: int
+    """All that this placer wrote up to it was said."""
+    gone: tuple[str, ...] = ()
+    """Placers that are no more: all that they left untold was said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """How a Deliver ends."""
+
+    revision: int
+    gone: tuple[str, ...]
 
 
 class Telling:
