@@ -10,7 +10,7 @@ from services.placer.core.intents import Intent
 from services.placer.core.ledger import MOST_KEYS, Draft, parse_key
 from shared.effects import Commit, CommitDone, CommitOutcome, Effect, KeyChanged, Write
 from shared.errors import FieldError
-from shared.messages import RequestRecord
+from shared.messages import Message, RequestRecord
 from shared.subjects import LEDGER
 
 MOST_CONFLICTS = 8
@@ -92,6 +92,10 @@ class GroupCommit:
             return None
         self.in_flight = None
         return batch
+
+    def ours(self, change: KeyChanged) -> Message | None:
+        """What a key says, where the batch in flight is to write just that: the watch may bring it before its end."""
+        return self.in_flight.draft.ours(change) if self.in_flight else None
 
     def written(self) -> None:
         self._conflicts = self._in_a_row = 0

@@ -63,6 +63,7 @@ from shared.effects import (
 from shared.errors import FieldError
 from shared.messages import (
     ConfirmRequest,
+    Message,
     NodeFacts,
     PlaceRequest,
     ReleaseRequest,
@@ -222,7 +223,7 @@ class Core:
     def _written(self, batch: Batch, done: CommitDone) -> None:
         self.commits.written()
         for change in after_write(batch.commit.writes, done):
-            self._take_in(change)
+            self._take_in(change, batch.draft.ours(change))
         for record, steps_before in batch.draft.records():
             after = 0 if record.owner == self.me else steps_before
             self._effects += self.telling.steps(record, batch.draft.ledger_id, after)
@@ -233,12 +234,13 @@ class Core:
     def _key_changed(self, change: KeyChanged) -> None:
         if change.bucket == LEDGER:
             self.following.heard(change)
-            self._take_in(change)
+            self._take_in(change, self.commits.ours(change))
         elif change.bucket == NODES and change.key.startswith("node."):
             self._facts_changed(change)
 
-    def _take_in(self, change: KeyChanged) -> None:
-        key = self.ledger.observe(change, self.now_us)
+    def _take_in(self, change: KeyChanged, ours: Message | None = None) -> None:
+        """`ours`: what it says, where we wrote it."""
+        key = self.ledger.observe(change, self.now_us, ours)
         if key is None:
             return
         if key.kind == IDENTITY_KEY:

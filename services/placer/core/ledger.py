@@ -115,10 +115,11 @@ class Ledger:
                 if stored.value is not None or stored.broken:
                     yield name_key(name), stored
 
-    def observe(self, change: KeyChanged, now_us: int) -> Key | None:
+    def observe(self, change: KeyChanged, now_us: int, ours: Message | None = None) -> Key | None:
         """Take in what a key is now. Returns the key where that is news, None where as new or newer is known.
 
-        A read that finds nothing is news only where a key can vanish by itself: deleted and final ones.
+        A read that finds nothing is news only where a key can vanish by itself: deleted and final ones. `ours`: what
+        the value says where we wrote it, so that it need not be read.
         """
         try:
             key = parse_key(change.key)
@@ -132,7 +133,7 @@ class Ledger:
         if gone:
             table.pop(key.name, None)
         else:
-            table[key.name] = _stored(_MODELS[key.kind], change, now_us)
+            table[key.name] = Stored(ours, change.revision, now_us) if ours else _stored(key.kind, change, now_us)
         self._index(key, known)
         return key
 
@@ -185,11 +186,11 @@ def _may_vanish(known: Stored[Message]) -> bool:
     return known.value is None or (isinstance(known.value, RequestRecord) and known.value.state.final)
 
 
-def _stored(model: type[Message], change: KeyChanged, now_us: int) -> Stored[Message]:
+def _stored(kind: str, change: KeyChanged, now_us: int) -> Stored[Message]:
     if change.value is None:
         return Stored(None, change.revision, now_us)
     try:
-        value = model.trusted(change.value)
+        value = _MODELS[kind].trusted(change.value)
     except FieldError:
         return Stored(None, change.revision, now_us, broken=True)
     odd = _is_odd(change.key, value)
@@ -218,6 +219,7 @@ class Draft:
         self._steps_before: dict[str, int] = {}
         self._nodes: dict[str, tuple[Reservation, ...]] = {}
         self._leases: dict[str, Lease | None] = {}
+        self._written: dict[str, tuple[bytes, Message]] = {}
 
     # --- reading ---
 
@@ -322,7 +324,16 @@ class Draft:
     def _write(self, key: str, value: Message | None, ttl_s: int | None = None) -> Write:
         assert value is None or not _is_odd(key, value), f"planned what nobody may write: {key} {value}"
         expected = self._ledger.revision(parse_key(key))
-        return Write(key, value.to_json() if value is not None else None, expected, ttl_s)
+        if value is None:
+            return Write(key, None, expected, ttl_s)
+        body = value.to_json()
+        self._written[key] = body, value
+        return Write(key, body, expected, ttl_s)
+
+    def ours(self, change: KeyChanged) -> Message | None:
+        """What a key says now, where that is what this batch was to write."""
+        body, value = self._written.get(change.key, (None, None))
+        return value if body is not None and body == change.value else None
 
     def abandon(self) -> None:
         """Put the cluster back to what the view says, whether the batch failed or is in the view by now."""
