@@ -16,7 +16,7 @@ from services.placer.core.invariants import node_faults, record_faults
 from services.placer.core.records import UNPLACED, Order, holders, reservation_of, shadow_of
 from shared.effects import KeyChanged, Write
 from shared.errors import FieldError
-from shared.messages import Lease, LedgerIdentity, Message, NodeReservations, RequestRecord, Reservation
+from shared.messages import Lease, LedgerIdentity, Message, NodeReservations, RequestRecord, Reservation, State
 from shared.subjects import decode, lease_key, node_key, request_key
 
 M = TypeVar("M", bound=Message)
@@ -66,11 +66,21 @@ class Ledger:
         self.leases: dict[str, Stored[Lease]] = {}
         self.live: set[str] = set()
         """Requests that are not final."""
+        self.waiting: set[str] = set()
+        """Those of them that wait for a place, queued or after a failed start."""
+        self.held: set[str] = set()
+        """Those that nobody has confirmed yet."""
         self.freed: set[str] = set()
         """Nodes where something was seen to go or to shrink, reserved or kept: who waits may fit there. Whoever looks
         after those clears it."""
         self.rebuilt: set[str] = set()
         """Nodes with reservations rebuilt from containers that no key explains."""
+        self._tables: dict[str, dict[str, Stored[Any]]] = {
+            IDENTITY_KEY: self.identities,
+            "request": self.records,
+            "node": self.nodes,
+            "lease": self.leases,
+        }
 
     @property
     def identity(self) -> LedgerIdentity | None:
@@ -105,13 +115,13 @@ class Ledger:
                 yield record
 
     def revision(self, key: Key) -> int:
-        stored = self._table(key.kind).get(key.name)
+        stored = self._tables[key.kind].get(key.name)
         return stored.revision if stored else 0
 
     def written(self) -> Iterator[tuple[str, Stored[Message]]]:
         """Every key that has a value, as it is written."""
         for kind, name_key in _KEYS.items():
-            for name, stored in self._table(kind).items():
+            for name, stored in self._tables[kind].items():
                 if stored.value is not None or stored.broken:
                     yield name_key(name), stored
 
@@ -125,7 +135,7 @@ class Ledger:
             key = parse_key(change.key)
         except FieldError:
             return None
-        table = self._table(key.kind)
+        table = self._tables[key.kind]
         known: Stored[Message] = table.get(key.name, Stored())
         gone = change.value is None and change.revision == 0
         if (gone and not _may_vanish(known)) or (not gone and change.revision <= known.revision):
@@ -140,35 +150,29 @@ class Ledger:
     def clear(self) -> None:
         """Nothing is known any more."""
         for kind in _KEYS:
-            self._table(kind).clear()
-        self.live.clear()
-        self.rebuilt.clear()
+            self._tables[kind].clear()
+        for names in (self.live, self.waiting, self.held, self.rebuilt):
+            names.clear()
 
     def forget(self, request_id: str) -> None:
         """Drop a record whose time in the ledger is over."""
         self.records.pop(request_id, None)
-        self.live.discard(request_id)
-
-    def _table(self, kind: str) -> dict[str, Stored[Any]]:
-        tables: dict[str, dict[str, Stored[Any]]] = {
-            IDENTITY_KEY: self.identities,
-            "request": self.records,
-            "node": self.nodes,
-            "lease": self.leases,
-        }
-        return tables[kind]
+        for names in (self.live, self.waiting, self.held):
+            names.discard(request_id)
 
     def _index(self, key: Key, before: Stored[Any]) -> None:
         if key.kind == "request":
             stored = self.records.get(key.name)
-            live = stored is not None and stored.value is not None and not stored.value.final
-            (self.live.add if live else self.live.discard)(key.name)
-            now = stored.value.shadow if live and stored and stored.value else ()
+            record = stored.value if stored and stored.value and not stored.value.final else None
+            _keep(self.live, key.name, kept=record is not None)
+            _keep(self.waiting, key.name, kept=record is not None and record.state in UNPLACED)
+            _keep(self.held, key.name, kept=record is not None and record.state == State.HELD)
+            now = record.shadow if record else ()
             if before.value is not None and before.value.shadow != now:
                 self.freed |= {place.node for place in before.value.shadow if place not in now}
         elif key.kind == "node":
             rebuilt = any(each.container for each in self.reservations(key.name))
-            (self.rebuilt.add if rebuilt else self.rebuilt.discard)(key.name)
+            _keep(self.rebuilt, key.name, kept=rebuilt)
             if before.value and _gave_up(before.value.reservations, self.reservations(key.name)):
                 self.freed.add(key.name)
 
@@ -180,6 +184,10 @@ _MODELS: dict[str, type[Message]] = {
     "lease": Lease,
 }
 _KEYS = {IDENTITY_KEY: lambda _: IDENTITY_KEY, "request": request_key, "node": node_key, "lease": lease_key}
+
+
+def _keep(names: set[str], name: str, *, kept: bool) -> None:
+    (names.add if kept else names.discard)(name)
 
 
 def _may_vanish(known: Stored[Message]) -> bool:
@@ -250,11 +258,11 @@ class Draft:
     def waiting_before(self, record: RequestRecord, key: Callable[[RequestRecord], Order]) -> int:
         """How many waiting requests come before this one in the order of the key."""
         mine = key(record)
-        return sum(key(each) < mine for each in self._all_live() if each.state in UNPLACED)
+        return sum(key(each) < mine for each in self._all_waiting())
 
-    def _all_live(self) -> Iterator[RequestRecord]:
-        yield from self._records.values()
-        yield from (record for record in self._ledger.live_records() if record.request_id not in self._records)
+    def _all_waiting(self) -> Iterator[RequestRecord]:
+        yield from (record for record in self._records.values() if record.state in UNPLACED)
+        yield from filter(None, map(self._ledger.record, self._ledger.waiting - self._records.keys()))
 
     def rebuilt_generation(self, request_id: str) -> int:
         """The newest generation of this request among containers that no key explains: a new one must be newer."""
