@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.placer.core.intents import Intent
 from services.placer.core.ledger import MOST_KEYS, Draft, parse_key
 from shared.effects import Commit, CommitDone, CommitOutcome, Effect, KeyChanged, Write
 from shared.errors import FieldError
-from shared.messages import Message, RequestRecord
+from shared.messages import RequestRecord
 from shared.subjects import LEDGER
 
 MOST_CONFLICTS = 8
@@ -30,6 +30,8 @@ class Batch:
     intents: tuple[Intent, ...]
     draft: Draft
     effects: tuple[Effect, ...]
+    seen: list[KeyChanged] = field(default_factory=list)
+    """What the watch has shown of it before its end."""
 
 
 class GroupCommit:
@@ -93,9 +95,12 @@ class GroupCommit:
         self.in_flight = None
         return batch
 
-    def ours(self, change: KeyChanged) -> Message | None:
-        """What a key says, where the batch in flight is to write just that: the watch may bring it before its end."""
-        return self.in_flight.draft.ours(change) if self.in_flight else None
+    def await_end(self, change: KeyChanged) -> bool:
+        """Whether the watch shows what the batch in flight writes: its end, which is near, says so too."""
+        if self.in_flight is None or self.in_flight.draft.ours(change) is None:
+            return False
+        self.in_flight.seen.append(change)
+        return True
 
     def written(self) -> None:
         self._conflicts = self._in_a_row = 0
