@@ -361,9 +361,11 @@ def report(results: dict[str, Measured]) -> Json:
         "notes": (
             f"{ROUNDS} rounds in turn of {REQUESTS} requests, {IN_FLIGHT} in flight from one client, and of {ALONE} "
             f"with one in flight; {NODES} nodes of {DEVICES} devices. Real: nats-server, placer, commits, starts on "
-            "the fake backend. Simulated: the nodes. The echo answers and stores nothing; what is asked of the placer "
-            "is also stored in RT_PLACE, committed, started, told in events. commits_of_all_time: what the same "
-            "number of bare commits of the same size takes, of what the placer took until all were started."
+            "the fake backend. Simulated: the nodes. The echo answers and stores nothing: one message in, one out. A "
+            "request of the placer is answered once it is in the ledger; beside that its copy in RT_PLACE is "
+            "acknowledged, it is started, which is a second commit, and three events are stored, in all seven messages "
+            "in and seven out. commits_of_all_time: what the same number of bare commits of the same size takes, of "
+            "what the placer took until all were started. cpu: of each process, a request, starts included."
         ),
     }
 
@@ -450,4 +452,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    except asyncio.CancelledError:  # by a signal, and all that it had started has ended with it
+        sys.exit(128 + signal.SIGTERM)

@@ -19,6 +19,7 @@ import itertools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from pydantic import Field
@@ -38,7 +39,7 @@ EVERYTHING = Capabilities(
 RESCAN_US = 100_000
 """How often ``watch`` looks for what other placers started."""
 SETTLED_NS = 50_000_000
-"""So long after a change of a folder another one cannot have the same stamp."""
+"""So long after a change of a folder the next one has another stamp."""
 _count = itertools.count()
 _Key = tuple[Path, tuple[int, int]]
 """A record's file and which version of it: another start of the same name has another key."""
@@ -266,7 +267,7 @@ class FakeBackend:
 
     def _records(self, folder: Path) -> tuple[tuple[Path, _Record], ...]:
         try:
-            paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+            paths = sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=attrgetter("name"))
         except FileNotFoundError:
             return ()
         found = ((path, self._load(path)) for path in paths)
