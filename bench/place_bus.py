@@ -12,18 +12,21 @@ import contextlib
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import nats
+import psutil
 from nats.aio.client import Client
 
 from shared.bus import Bus
@@ -45,6 +48,9 @@ NODES, DEVICES = 200, 8
 COMMIT_S = 1.5
 MOST_COMMITS = 2.0
 BUCKET = "bench"
+SHM = "/dev/shm"  # noqa: S108  # what is in it lies in a folder made for this run
+IN_MEMORY = SHM if os.access(SHM, os.W_OK) else None
+"""Where the fake backend keeps its files: it stands for engines that keep theirs elsewhere."""
 PLACER = os.environ.get("LAXITY_BENCH_PLACER", "services.placer")
 """The module that is run as the placer: another one may put a profiler around it."""
 ANSWER = json.dumps(
@@ -105,11 +111,11 @@ async def ask(url: str, subject: str, name: str, count: int, in_flight: int) -> 
             took_us.append((time.perf_counter() - before) * 1e6)
             outcomes[answer["outcome"]] = outcomes.get(answer["outcome"], 0) + 1
 
-    began = time.perf_counter()
+    began, cpu_began = time.perf_counter(), time.process_time()
     await asyncio.gather(*(one_after_another() for _ in range(in_flight)))
-    wall_s = time.perf_counter() - began
+    wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
     await client.close()
-    print(json.dumps({"wall_s": wall_s, "took_us": took_us, "outcomes": outcomes}))
+    print(json.dumps({"wall_s": wall_s, "cpu_s": cpu_s, "took_us": took_us, "outcomes": outcomes}))
 
 
 async def commit(url: str, keys: int, size: int) -> None:
@@ -132,7 +138,12 @@ async def run(*arguments: object) -> Json:
     """This file as a process of its own; what it printed."""
     command = [sys.executable, "-m", "bench.place_bus", *map(str, arguments)]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
-    printed, _ = await process.communicate()
+    try:
+        printed, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     if process.returncode:
         raise RuntimeError(f"{command} ended with {process.returncode}")
     found: Json = json.loads(printed)
@@ -140,12 +151,13 @@ async def run(*arguments: object) -> Json:
 
 
 @contextlib.contextmanager
-def responder(url: str) -> Iterator[None]:
+def responder(url: str) -> Iterator[int]:
+    """Its process id."""
     process = subprocess.Popen([sys.executable, "-m", "bench.place_bus", "echo", url], stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         process.stdout.readline()
-        yield
+        yield process.pid
     finally:
         process.kill()
         process.communicate()
@@ -172,13 +184,16 @@ class Measured:
     until_started_per_s: list[float] = field(default_factory=list)
     commit_us: list[float] = field(default_factory=list)
     commit_alone_us: list[float] = field(default_factory=list)
+    cpu_us: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Of each process, a request: of the placer and the server until everything was started."""
 
 
 class Bench:
     """A server with one placer and one responder, and what is asked of them."""
 
-    def __init__(self, url: str, client: Client) -> None:
+    def __init__(self, url: str, client: Client, processes: Mapping[str, int]) -> None:
         self._url, self._client = url, client
+        self._processes = {name: psutil.Process(pid) for name, pid in processes.items()}
         self.found = Measured()
 
     async def prepare(self) -> None:
@@ -229,7 +244,9 @@ class Bench:
     async def round(self, number: int) -> None:
         """Echo and placer in turn, many in flight and one."""
         found = self.found
+        cpu_s = self._cpu_s()
         echoed = await self._ask("bench.echo", f"e{number}", REQUESTS, IN_FLIGHT)
+        self._note_cpu("echo", echoed["cpu_s"], cpu_s)
         found.echo_per_s.append(REQUESTS / echoed["wall_s"])
         found.echo_us += echoed["took_us"]
         await self._place(number)
@@ -240,11 +257,12 @@ class Bench:
 
     async def _place(self, number: int) -> None:
         found = self.found
-        before = await self._state()
+        before, cpu_s = await self._state(), self._cpu_s()
         placed = await self._ask("rt.place", f"p{number}", REQUESTS, IN_FLIGHT)
         found.place_per_s.append(REQUESTS / placed["wall_s"])
         found.place_us += placed["took_us"]
         rest_s = await self._quiet()
+        self._note_cpu("place", placed["cpu_s"], cpu_s)
         found.until_started_per_s.append(REQUESTS / (placed["wall_s"] + rest_s))
         after = await self._state()
         commits, writes = after[0] - before[0], after[1] - before[1]
@@ -255,6 +273,15 @@ class Bench:
         found.keys_per_commit.append(keys)
         found.requests_per_commit.append(REQUESTS / commits)
         found.commits_share.append(commits * statistics.median(bare) / 1e6 / (placed["wall_s"] + rest_s))
+
+    def _cpu_s(self) -> dict[str, float]:
+        times = {name: process.cpu_times() for name, process in self._processes.items()}
+        return {name: each.user + each.system for name, each in times.items()}
+
+    def _note_cpu(self, what: str, client_s: float, before_s: Mapping[str, float]) -> None:
+        spent_s = {name: now_s - before_s[name] for name, now_s in self._cpu_s().items()} | {"client": client_s}
+        for name, seconds in spent_s.items():
+            self.found.cpu_us[f"{what}_{name}"].append(seconds / REQUESTS * 1e6)
 
     async def _size(self) -> int:
         """Of a usual write to the ledger, in bytes."""
@@ -279,12 +306,13 @@ def facts(name: str) -> Json:
 async def measure(storage: str) -> Measured:
     with (
         tempfile.TemporaryDirectory(prefix="laxity-bench-") as folder,
+        tempfile.TemporaryDirectory(prefix="laxity-bench-", dir=IN_MEMORY) as state,
         NatsServer(Path(folder) / "nats") as server,
-        placer(Path(folder), server.url, storage),
-        responder(server.url),
+        placer(Path(folder), Path(state), server.url, storage) as asked,
+        responder(server.url) as echoing,
     ):
         client = await connect(server.url)
-        bench = Bench(server.url, client)
+        bench = Bench(server.url, client, {"server": server.pid, "placer": asked.pid, "echo": echoing})
         await bench.prepare()
         for number in range(ROUNDS):
             await bench.round(number)
@@ -293,13 +321,13 @@ async def measure(storage: str) -> Measured:
         return bench.found
 
 
-def placer(folder: Path, url: str, storage: str) -> ServiceProcess:
+def placer(folder: Path, state: Path, url: str, storage: str) -> ServiceProcess:
     env = {
         "LAXITY_CHECK": "false",
         "LAXITY_STORAGE": storage,
         "LAXITY_LOG_LEVEL": "warning",
         "LAXITY_PLACER_BACKENDS": '{"*": "fake"}',
-        "LAXITY_PLACER_STATE_ROOT": str(folder / "state"),
+        "LAXITY_PLACER_STATE_ROOT": str(state),
         "LAXITY_PLACER_RING_ROOT": str(folder / "rings"),
     }
     return ServiceProcess(PLACER, folder, url, **env)
@@ -333,9 +361,11 @@ def report(results: dict[str, Measured]) -> Json:
         "notes": (
             f"{ROUNDS} rounds in turn of {REQUESTS} requests, {IN_FLIGHT} in flight from one client, and of {ALONE} "
             f"with one in flight; {NODES} nodes of {DEVICES} devices. Real: nats-server, placer, commits, starts on "
-            "the fake backend. Simulated: the nodes. The echo answers and stores nothing; what is asked of the placer "
-            "is also stored in RT_PLACE, committed, started, told in events. commits_of_all_time: what the same "
-            "number of bare commits of the same size takes, of what the placer took until all were started."
+            "the fake backend. Simulated: the nodes. The echo answers and stores nothing: one message in, one out. A "
+            "request of the placer is answered once it is in the ledger; beside that its copy in RT_PLACE is "
+            "acknowledged, it is started, which is a second commit, and three events are stored, in all seven messages "
+            "in and seven out. commits_of_all_time: what the same number of bare commits of the same size takes, of "
+            "what the placer took until all were started. cpu: of each process, a request, starts included."
         ),
     }
 
@@ -347,9 +377,11 @@ def _figures(found: Measured) -> dict[str, float]:
         name: round(statistics.median(getattr(found, name)), 1) for name in ("requests_per_commit", "keys_per_commit")
     }
     times = ("echo_us", "place_us", "echo_alone_us", "place_alone_us", "commit_us", "commit_alone_us")
+    cpu = {f"{name}_cpu_us": round(statistics.median(spent)) for name, spent in found.cpu_us.items()}
     return (
         rates
         | sizes
+        | cpu
         | {
             f"{name.removesuffix('_us')}_p{p}_us": round(_percentile(getattr(found, name), p))
             for name in times
@@ -413,8 +445,14 @@ async def main() -> None:
         case "commit":
             await commit(words[0], int(words[1]), int(words[2]))
         case _:
+            ours = asyncio.current_task()
+            assert ours is not None
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ours.cancel)
             keep(report({storage: await measure(storage) for storage in STORAGES}))
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    except asyncio.CancelledError:  # by a signal, and all that it had started has ended with it
+        sys.exit(128 + signal.SIGTERM)

@@ -16,6 +16,8 @@ MAX_NAME_BYTES = 253
 """Longest original of a token, in bytes of its UTF-8 (a DNS name's limit: longer names cannot be host or pod names)."""
 
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
+_PLAIN_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_NAME_BYTES}}}")
+"""Most names: they are their own tokens."""
 _TOKEN = re.compile(r"(?:[A-Za-z0-9_-]|=[0-9A-F]{2})+")
 _ESCAPE = re.compile(rb"=([0-9A-F]{2})")
 
@@ -28,6 +30,8 @@ DEADLINES = "rt_deadlines"
 
 def encode(name: str, field: str = "name") -> str:
     """The token that stands for ``name`` in a subject or key; raises FieldError naming ``field``."""
+    if _PLAIN_NAME.fullmatch(name):
+        return name
     try:
         raw = name.encode("utf-8")
     except UnicodeEncodeError:
@@ -39,6 +43,8 @@ def encode(name: str, field: str = "name") -> str:
 
 def decode(token: str) -> str:
     """The name behind a token; raises FieldError when the token is not the encoding of any name."""
+    if _PLAIN_NAME.fullmatch(token):
+        return token
     if not _TOKEN.fullmatch(token):
         raise FieldError("token", token, "letters, digits, '_', '-' and =XX")
     raw = _ESCAPE.sub(lambda found: bytes([int(found[1], 16)]), token.encode())

@@ -110,7 +110,7 @@ _HOPELESS = (nats.errors.AuthorizationError, PlainServerError, ssl.SSLError)
 
 
 class _Client(Client):
-    """The client with three faults mended.
+    """The client with three faults mended, and quicker with headers.
 
     It waits for a dead link to take its last bytes before it looks for a new one; an attempt to connect that fails
     in the moment in which it is cancelled (asyncio.wait_for of Python 3.11) goes on for ever after ``close``; and
@@ -141,6 +141,12 @@ class _Client(Client):
         if initial_connection and self.encrypted and not info.get("tls_required"):
             raise PlainServerError("nats: the server does not encrypt, and our settings ask for it")
         await super()._process_info(info, initial_connection)
+
+    @staticmethod
+    def _parse_header_lines(raw: bytes) -> dict[str, str]:
+        """As the client does, without its look at each character of a name."""
+        lines = (line.partition(":") for line in raw.decode("utf-8", "replace").split("\r\n"))
+        return {name.strip(): value.strip() for name, colon, value in lines if colon}
 
     def _abort(self) -> None:
         writer = getattr(self._transport, "_io_writer", None)

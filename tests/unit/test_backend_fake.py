@@ -1,12 +1,13 @@
 """How the fake backend plays what a request's environment asks for, in virtual time."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
 
 from services.placer.backends.base import StartSpec
-from services.placer.backends.fake import FakeBackend
+from services.placer.backends.fake import RESCAN_US, FakeBackend
 from shared.errors import BackendError
 from shared.messages.ledger import ContainerLabels, Reservation
 from shared.messages.place import PlaceRequest
@@ -39,6 +40,12 @@ def spec(generation: int = 1, **env: str) -> StartSpec:
     )
     labels = ContainerLabels(container=BOX, ledger_id="ledger", node=NODE, reservation=held)
     return StartSpec(labels, PlaceRequest(image="detector:3", env=dict(env)))
+
+
+async def looks(clock: ManualClock) -> None:
+    """A watch has looked at everything again."""
+    for _ in range(5):
+        await clock.advance(RESCAN_US)
 
 
 async def states(backend: FakeBackend) -> list[tuple[str, int | None]]:
@@ -87,6 +94,20 @@ async def test_a_watcher_hears_of_an_exit_at_its_time(fake: FakeBackend, clock: 
         assert [3] == [post.exit_code for post in posts]
         await clock.advance(1_000_000)
         assert [3] == [post.exit_code for post in posts]
+
+
+async def test_a_watcher_hears_of_what_another_placer_starts_in_a_folder_that_it_has_read(tmp_path: Path) -> None:
+    clock = ManualClock(wall_us=1 << 52)  # so late that no change is young
+    fake, other, folder = FakeBackend(tmp_path, clock=clock), FakeBackend(tmp_path, clock=clock), tmp_path / NODE
+    async with watched(fake) as posts:
+        await other.start(spec())
+        await looks(clock)
+        await other.stop(NODE, BOX)
+        await other.start(spec(FAKE_EXIT_AFTER_US="1"))
+        stamp_ns = folder.stat().st_mtime_ns + 1  # the file system's own may stand still for some milliseconds
+        os.utime(folder, ns=(stamp_ns, stamp_ns))
+        await looks(clock)
+        assert ["exited"] == [post.state for post in posts]
 
 
 async def test_one_that_ignores_term_takes_the_whole_grace(tmp_path: Path, clock: ManualClock) -> None:

@@ -6,9 +6,10 @@ import pytest
 
 from services.placer.core.cluster import Cluster
 from services.placer.core.commits import MOST_CONFLICTS, PATIENCE
+from services.placer.core.containers import Start
 from services.placer.core.intents import Rules
 from services.placer.core.ledger import Draft, Ledger, parse_key
-from shared.effects import Commit, CommitDone, CommitOutcome, KeyChanged
+from shared.effects import Commit, CommitDone, CommitOutcome, KeyChanged, Publish, Reply
 from shared.errors import FieldError
 from shared.messages import RequestRecord, State
 from shared.subjects import LEDGER
@@ -158,6 +159,57 @@ def test_an_unknown_outcome_that_others_built_on_since_is_known_by_its_step(worl
     world.pass_time(4)
     assert State.RELEASED == world.record("a").state
     assert [] == world.running()
+
+
+def test_what_the_watch_shows_of_a_batch_before_its_end_is_told_once(world: World) -> None:
+    reply = world.ask("p1", request())
+    commit = take_commit(world)
+    done = world.ledger.commit(commit)
+    while world.step_watch("p1"):
+        pass
+    world.tell("p1", done)
+    said = world.answer(reply)
+
+    assert ("placed", False) == (said.outcome, said.duplicate)
+    assert [f"laxity.place.{step}" for step in ("accepted", "placed", "started")] == [
+        e.event_type for e in world.events
+    ]
+
+
+def test_what_the_watch_shows_of_a_batch_that_was_not_written_by_us_is_not_lost(world: World) -> None:
+    world.ask("p1", request())
+    commit = take_commit(world)
+    world.ledger.commit(commit)
+    while world.step_watch("p1"):
+        pass
+    world.tell("p1", CommitDone(commit.commit, CommitOutcome.REFUSED, detail="no"))
+
+    assert world.record("a") == world.placers["p1"].ledger.record("a")
+
+
+def test_whoever_asked_is_answered_before_anything_else_is_done(world: World) -> None:
+    world.ask("p1", request())
+    done = world.ledger.commit(take_commit(world))
+    effects = world.placers["p1"].handle(done, world.now)
+
+    assert [Reply, Start, Publish, Publish] == list(map(type, effects))
+
+
+def test_a_placer_sees_what_it_wrote_as_those_do_who_read_it(world: World) -> None:
+    world.place("p1")
+    world.place("p1", request_id="b", gpu={"share": 0.25, "memory_mib": 512}, queue=True, name="b")
+    world.place("p1", request_id="c", gpu={"count": 4}, queue=True)
+    world.place("p1", request_id="d", hold_us=1_000_000, gpu={"share": 0.5})
+    world.resize("p1", "b", cpu_milli=500, memory_mib=64)
+    world.release("p1", "a")
+    world.pass_time(4)
+    read = Ledger()
+    for change in world.ledger.replay():
+        read.observe(change, 0)
+
+    assert {key: stored.value for key, stored in read.written()} == {
+        key: stored.value for key, stored in world.placers["p1"].ledger.written()
+    }
 
 
 def test_a_batch_that_is_refused_is_tried_alone_and_then_answered_with_an_error(world: World) -> None:

@@ -19,6 +19,7 @@ import itertools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from pydantic import Field
@@ -37,7 +38,11 @@ EVERYTHING = Capabilities(
 )
 RESCAN_US = 100_000
 """How often ``watch`` looks for what other placers started."""
+SETTLED_NS = 50_000_000
+"""So long after a change of a folder the next one has another stamp."""
 _count = itertools.count()
+_Key = tuple[Path, tuple[int, int]]
+"""A record's file and which version of it: another start of the same name has another key."""
 
 
 class Behaviour(Message):
@@ -118,6 +123,8 @@ class FakeBackend:
         self._stop_grace_us = stop_grace_us
         self._wakes: set[Wake] = set()
         self._read: dict[Path, _Read] = {}
+        self._endings: dict[Path, tuple[int, tuple[tuple[_Key, _Record], ...]]] = {}
+        """Of a folder of containers: when it changed last, and what ends by itself in it."""
 
     async def start(self, spec: StartSpec) -> Seen:
         """See Backend."""
@@ -150,19 +157,20 @@ class FakeBackend:
 
     async def watch(self, post: Callable[[Seen], None]) -> None:
         """See Backend."""
-        posted: set[tuple[Path, tuple[int, int]]] = set()
+        posted: set[_Key] = set()
         wake = Wake(self._clock)
         self._wakes.add(wake)
         try:
             while True:
                 now_us = self._clock.now_us()
-                everything = self._everywhere()
-                exited = {k: r.seen(now_us) for k, r in everything.items() if r.seen(now_us).state == "exited"}
+                ending = self._ending()
+                seen = {key: record.seen(now_us) for key, record in ending.items()}
+                exited = {key: each for key, each in seen.items() if each.state == "exited"}
                 for key in exited.keys() - posted:
                     post(exited[key])
                 posted = set(exited)
                 ends = [
-                    r.exit_at_us - now_us for k, r in everything.items() if r.exit_at_us is not None and k not in exited
+                    r.exit_at_us - now_us for k, r in ending.items() if r.exit_at_us is not None and k not in exited
                 ]
                 await wake.wait(min([RESCAN_US, *ends]))
         finally:
@@ -259,20 +267,30 @@ class FakeBackend:
 
     def _records(self, folder: Path) -> tuple[tuple[Path, _Record], ...]:
         try:
-            paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+            paths = sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=attrgetter("name"))
         except FileNotFoundError:
             return ()
         found = ((path, self._load(path)) for path in paths)
         return tuple((path, record) for path, record in found if record is not None)
 
-    def _everywhere(self) -> dict[tuple[Path, tuple[int, int]], _Record]:
-        """All records of all nodes, keyed so that another start of the same name has another key."""
+    def _ending(self) -> dict[_Key, _Record]:
+        """All records of all nodes that end by themselves."""
         try:
-            nodes = list(self._state_root.iterdir())
+            folders = [(Path(entry.path), entry.stat().st_mtime_ns) for entry in os.scandir(self._state_root)]
         except FileNotFoundError:
             return {}
-        everything = [entry for node in nodes for entry in self._records(node)]
-        return {(path, self._read[path].version): record for path, record in everything}
+        return {key: record for folder, changed_ns in folders for key, record in self._ending_in(folder, changed_ns)}
+
+    def _ending_in(self, folder: Path, changed_ns: int) -> tuple[tuple[_Key, _Record], ...]:
+        """Read again only where the folder has changed, as it does with every start and end in it."""
+        known_ns, known = self._endings.get(folder, (0, ()))
+        if known_ns == changed_ns:
+            return known
+        records = [(path, record) for path, record in self._records(folder) if record.exit_at_us is not None]
+        found = tuple(((path, self._read[path].version), record) for path, record in records)
+        if self._clock.wall_us() * 1000 - changed_ns > SETTLED_NS:
+            self._endings[folder] = changed_ns, found
+        return found
 
 
 def _number(name: str, text: object, least: int = 0) -> int:

@@ -38,7 +38,7 @@ from services.placer.core.reconcile import Judge
 from services.placer.core.records import nodes_of, replica_of, said
 from services.placer.core.telling import Telling
 from shared.effects import Effect
-from shared.messages import RequestRecord, Reservation, State, container_name
+from shared.messages import ReplicaRecord, RequestRecord, Reservation, State, container_name
 from shared.subjects import node_key, request_key
 
 MOST_LISTS = 64
@@ -100,11 +100,10 @@ class Carrying:
         for each in record.replicas:
             if each.node is None:
                 continue
-            name = self._container(record.request_id, each.replica, each.generation)
             if each.state == State.STOPPING:
-                self.carry([Stop(each.node, name)])
+                self.carry([Stop(each.node, self._name(record, each))])
             elif each.state == State.STARTED and each.resizing is not None:
-                self.carry([Resize(each.node, name, each.resizing)])
+                self.carry([Resize(each.node, self._name(record, each), each.resizing)])
 
     # --- what runs ---
 
@@ -247,6 +246,9 @@ class Carrying:
             if self._container(held.request_id, held.replica, held.generation) == container:
                 return held
         return None
+
+    def _name(self, record: RequestRecord, each: ReplicaRecord) -> str:
+        return self._container(record.request_id, each.replica, each.generation)
 
     def _container(self, request_id: str, replica: int, generation: int) -> str:
         assert self._placer.following.ledger_id is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.placer.core.intents import Intent
 from services.placer.core.ledger import MOST_KEYS, Draft, parse_key
@@ -30,6 +30,8 @@ class Batch:
     intents: tuple[Intent, ...]
     draft: Draft
     effects: tuple[Effect, ...]
+    seen: list[KeyChanged] = field(default_factory=list)
+    """What the watch has shown of it before its end."""
 
 
 class GroupCommit:
@@ -92,6 +94,13 @@ class GroupCommit:
             return None
         self.in_flight = None
         return batch
+
+    def await_end(self, change: KeyChanged) -> bool:
+        """Whether the watch shows what the batch in flight writes: its end, which is near, says so too."""
+        if self.in_flight is None or self.in_flight.draft.ours(change) is None:
+            return False
+        self.in_flight.seen.append(change)
+        return True
 
     def written(self) -> None:
         self._conflicts = self._in_a_row = 0

@@ -63,6 +63,7 @@ from shared.effects import (
 from shared.errors import FieldError
 from shared.messages import (
     ConfirmRequest,
+    Message,
     NodeFacts,
     PlaceRequest,
     ReleaseRequest,
@@ -210,14 +211,19 @@ class Core:
         self.counters[f"commits.{done.outcome}"] += 1
         if was_written(batch.commit.writes, done):
             self._written(batch, done)
-        elif done.outcome == CommitOutcome.REFUSED and len(batch.intents) == 1:
+        else:
+            self._not_written(batch, done)
+        batch.draft.abandon()
+
+    def _not_written(self, batch: Batch, done: CommitDone) -> None:
+        for change in (*batch.seen, *done.current):
+            self._take_in(change)
+        refused = done.outcome == CommitOutcome.REFUSED
+        if refused and len(batch.intents) == 1:
             found = f"a commit that the server refuses: {done.detail}"
             self.carrying.carry(batch.intents[0].refused(500, "(ledger)", found, "one that it takes"))
         else:
-            for change in done.current:
-                self._take_in(change)
-            self._again(batch, split=done.outcome == CommitOutcome.REFUSED)
-        batch.draft.abandon()
+            self._again(batch, split=refused)
 
     def _again(self, batch: Batch, *, split: bool) -> None:
         if self.following.alarm is None:
@@ -228,24 +234,26 @@ class Core:
 
     def _written(self, batch: Batch, done: CommitDone) -> None:
         self.commits.written()
+        self.carrying.carry(batch.effects)  # first of all, whoever asked is answered
         for change in after_write(batch.commit.writes, done):
-            self._take_in(change)
+            self._take_in(change, batch.draft.ours(change))
         for record, steps_before in batch.draft.records():
             after = 0 if record.owner == self.me else steps_before
             self._effects += self.telling.steps(record, batch.draft.ledger_id, after)
-        self.carrying.carry(batch.effects)
 
     # --- the ledger and the nodes ---
 
     def _key_changed(self, change: KeyChanged) -> None:
         if change.bucket == LEDGER:
             self.following.heard(change)
-            self._take_in(change)
+            if not self.commits.await_end(change):
+                self._take_in(change)
         elif change.bucket == NODES and change.key.startswith("node."):
             self._facts_changed(change)
 
-    def _take_in(self, change: KeyChanged) -> None:
-        key = self.ledger.observe(change, self.now_us)
+    def _take_in(self, change: KeyChanged, ours: Message | None = None) -> None:
+        """`ours`: what it says, where we wrote it."""
+        key = self.ledger.observe(change, self.now_us, ours)
         if key is None:
             return
         if key.kind == IDENTITY_KEY:

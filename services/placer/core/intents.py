@@ -167,6 +167,8 @@ class Scope:
 
     def ahead_of(self, record: RequestRecord) -> frozenset[str]:
         """Requests that room is kept for and that come after this one; itself among them."""
+        if not self.chooser.cluster.shadows:
+            return frozenset()
         mine = self.order(record)
         return frozenset(
             request_id

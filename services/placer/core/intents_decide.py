@@ -64,18 +64,18 @@ class Decide(Intent):
             return self._settle_without(scope, State.EXPIRED, detail="place_by_us has passed")
         if not self.request.dry_run:
             scope.chooser.note(self.request)
-        ahead_of = scope.ahead_of(new_record(self.request, scope.me, scope.wall_us))
+        record = new_record(self.request, scope.me, scope.wall_us)
+        ahead_of = scope.ahead_of(record)
         decision = scope.chooser.decide(self.request, scope.now_us, ahead_of=ahead_of, tenants=scope.tenant)
         match decision:
             case Fits():
-                return self._placed(scope, decision)
+                return self._placed(scope, record, decision)
             case NotNow(reasons, would_fit_if) if self.request.queue:
                 return self._settle_without(scope, State.QUEUED, reasons=reasons, would_fit_if=would_fit_if)
             case NotNow(reasons, would_fit_if) | Never(reasons, would_fit_if):
                 return self._settle_without(scope, State.REJECTED, reasons=reasons, would_fit_if=would_fit_if)
 
-    def _placed(self, scope: Scope, fits: Fits) -> tuple[Effect, ...]:
-        record = new_record(self.request, scope.me, scope.wall_us)
+    def _placed(self, scope: Scope, record: RequestRecord, fits: Fits) -> tuple[Effect, ...]:
         if self.request.dry_run:
             return self._would_be(scope, _placed(scope, record, fits), score=fits.score, runner_up=fits.runner_up)
         record = _place(scope, record, fits)

@@ -8,7 +8,6 @@ from services.placer.core.leases import Leases
 from services.placer.core.ledger import LEADER, Ledger
 from services.placer.core.queue import Queue
 from services.placer.core.records import generation
-from shared.messages import State
 
 
 class Leader:
@@ -50,10 +49,10 @@ class Leader:
 
     def _over(self, now_us: int) -> list[Intent]:
         over: list[Intent] = []
-        for request_id in self._ledger.live:
+        for request_id in self._ledger.held:
             stored = self._ledger.records[request_id]
             record = stored.value
-            if record is None or record.body is None or record.state != State.HELD:
+            if record is None or record.body is None:
                 continue
             if now_us - stored.seen_us >= (record.body.hold_us or 0):
                 over.append(ExpireHold(request_id, generation(record), len(record.replicas)))

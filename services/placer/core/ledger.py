@@ -16,7 +16,7 @@ from services.placer.core.invariants import node_faults, record_faults
 from services.placer.core.records import UNPLACED, Order, holders, reservation_of, shadow_of
 from shared.effects import KeyChanged, Write
 from shared.errors import FieldError
-from shared.messages import Lease, LedgerIdentity, Message, NodeReservations, RequestRecord, Reservation
+from shared.messages import Lease, LedgerIdentity, Message, NodeReservations, RequestRecord, Reservation, State
 from shared.subjects import decode, lease_key, node_key, request_key
 
 M = TypeVar("M", bound=Message)
@@ -66,11 +66,21 @@ class Ledger:
         self.leases: dict[str, Stored[Lease]] = {}
         self.live: set[str] = set()
         """Requests that are not final."""
+        self.waiting: set[str] = set()
+        """Those of them that wait for a place, queued or after a failed start."""
+        self.held: set[str] = set()
+        """Those that nobody has confirmed yet."""
         self.freed: set[str] = set()
         """Nodes where something was seen to go or to shrink, reserved or kept: who waits may fit there. Whoever looks
         after those clears it."""
         self.rebuilt: set[str] = set()
         """Nodes with reservations rebuilt from containers that no key explains."""
+        self._tables: dict[str, dict[str, Stored[Any]]] = {
+            IDENTITY_KEY: self.identities,
+            "request": self.records,
+            "node": self.nodes,
+            "lease": self.leases,
+        }
 
     @property
     def identity(self) -> LedgerIdentity | None:
@@ -105,26 +115,27 @@ class Ledger:
                 yield record
 
     def revision(self, key: Key) -> int:
-        stored = self._table(key.kind).get(key.name)
+        stored = self._tables[key.kind].get(key.name)
         return stored.revision if stored else 0
 
     def written(self) -> Iterator[tuple[str, Stored[Message]]]:
         """Every key that has a value, as it is written."""
         for kind, name_key in _KEYS.items():
-            for name, stored in self._table(kind).items():
+            for name, stored in self._tables[kind].items():
                 if stored.value is not None or stored.broken:
                     yield name_key(name), stored
 
-    def observe(self, change: KeyChanged, now_us: int) -> Key | None:
+    def observe(self, change: KeyChanged, now_us: int, ours: Message | None = None) -> Key | None:
         """Take in what a key is now. Returns the key where that is news, None where as new or newer is known.
 
-        A read that finds nothing is news only where a key can vanish by itself: deleted and final ones.
+        A read that finds nothing is news only where a key can vanish by itself: deleted and final ones. `ours`: what
+        the value says where we wrote it, so that it need not be read.
         """
         try:
             key = parse_key(change.key)
         except FieldError:
             return None
-        table = self._table(key.kind)
+        table = self._tables[key.kind]
         known: Stored[Message] = table.get(key.name, Stored())
         gone = change.value is None and change.revision == 0
         if (gone and not _may_vanish(known)) or (not gone and change.revision <= known.revision):
@@ -132,42 +143,36 @@ class Ledger:
         if gone:
             table.pop(key.name, None)
         else:
-            table[key.name] = _stored(_MODELS[key.kind], change, now_us)
+            table[key.name] = Stored(ours, change.revision, now_us) if ours else _stored(key.kind, change, now_us)
         self._index(key, known)
         return key
 
     def clear(self) -> None:
         """Nothing is known any more."""
         for kind in _KEYS:
-            self._table(kind).clear()
-        self.live.clear()
-        self.rebuilt.clear()
+            self._tables[kind].clear()
+        for names in (self.live, self.waiting, self.held, self.rebuilt):
+            names.clear()
 
     def forget(self, request_id: str) -> None:
         """Drop a record whose time in the ledger is over."""
         self.records.pop(request_id, None)
-        self.live.discard(request_id)
-
-    def _table(self, kind: str) -> dict[str, Stored[Any]]:
-        tables: dict[str, dict[str, Stored[Any]]] = {
-            IDENTITY_KEY: self.identities,
-            "request": self.records,
-            "node": self.nodes,
-            "lease": self.leases,
-        }
-        return tables[kind]
+        for names in (self.live, self.waiting, self.held):
+            names.discard(request_id)
 
     def _index(self, key: Key, before: Stored[Any]) -> None:
         if key.kind == "request":
             stored = self.records.get(key.name)
-            live = stored is not None and stored.value is not None and not stored.value.final
-            (self.live.add if live else self.live.discard)(key.name)
-            now = stored.value.shadow if live and stored and stored.value else ()
+            record = stored.value if stored and stored.value and not stored.value.final else None
+            _keep(self.live, key.name, kept=record is not None)
+            _keep(self.waiting, key.name, kept=record is not None and record.state in UNPLACED)
+            _keep(self.held, key.name, kept=record is not None and record.state == State.HELD)
+            now = record.shadow if record else ()
             if before.value is not None and before.value.shadow != now:
                 self.freed |= {place.node for place in before.value.shadow if place not in now}
         elif key.kind == "node":
             rebuilt = any(each.container for each in self.reservations(key.name))
-            (self.rebuilt.add if rebuilt else self.rebuilt.discard)(key.name)
+            _keep(self.rebuilt, key.name, kept=rebuilt)
             if before.value and _gave_up(before.value.reservations, self.reservations(key.name)):
                 self.freed.add(key.name)
 
@@ -181,15 +186,19 @@ _MODELS: dict[str, type[Message]] = {
 _KEYS = {IDENTITY_KEY: lambda _: IDENTITY_KEY, "request": request_key, "node": node_key, "lease": lease_key}
 
 
+def _keep(names: set[str], name: str, *, kept: bool) -> None:
+    (names.add if kept else names.discard)(name)
+
+
 def _may_vanish(known: Stored[Message]) -> bool:
     return known.value is None or (isinstance(known.value, RequestRecord) and known.value.state.final)
 
 
-def _stored(model: type[Message], change: KeyChanged, now_us: int) -> Stored[Message]:
+def _stored(kind: str, change: KeyChanged, now_us: int) -> Stored[Message]:
     if change.value is None:
         return Stored(None, change.revision, now_us)
     try:
-        value = model.trusted(change.value)
+        value = _MODELS[kind].trusted(change.value)
     except FieldError:
         return Stored(None, change.revision, now_us, broken=True)
     odd = _is_odd(change.key, value)
@@ -218,6 +227,7 @@ class Draft:
         self._steps_before: dict[str, int] = {}
         self._nodes: dict[str, tuple[Reservation, ...]] = {}
         self._leases: dict[str, Lease | None] = {}
+        self._written: dict[str, tuple[bytes, Message]] = {}
 
     # --- reading ---
 
@@ -248,11 +258,11 @@ class Draft:
     def waiting_before(self, record: RequestRecord, key: Callable[[RequestRecord], Order]) -> int:
         """How many waiting requests come before this one in the order of the key."""
         mine = key(record)
-        return sum(key(each) < mine for each in self._all_live() if each.state in UNPLACED)
+        return sum(key(each) < mine for each in self._all_waiting())
 
-    def _all_live(self) -> Iterator[RequestRecord]:
-        yield from self._records.values()
-        yield from (record for record in self._ledger.live_records() if record.request_id not in self._records)
+    def _all_waiting(self) -> Iterator[RequestRecord]:
+        yield from (record for record in self._records.values() if record.state in UNPLACED)
+        yield from filter(None, map(self._ledger.record, self._ledger.waiting - self._records.keys()))
 
     def rebuilt_generation(self, request_id: str) -> int:
         """The newest generation of this request among containers that no key explains: a new one must be newer."""
@@ -322,7 +332,16 @@ class Draft:
     def _write(self, key: str, value: Message | None, ttl_s: int | None = None) -> Write:
         assert value is None or not _is_odd(key, value), f"planned what nobody may write: {key} {value}"
         expected = self._ledger.revision(parse_key(key))
-        return Write(key, value.to_json() if value is not None else None, expected, ttl_s)
+        if value is None:
+            return Write(key, None, expected, ttl_s)
+        body = value.to_json()
+        self._written[key] = body, value
+        return Write(key, body, expected, ttl_s)
+
+    def ours(self, change: KeyChanged) -> Message | None:
+        """What a key says now, where that is what this batch was to write."""
+        body, value = self._written.get(change.key, (None, None))
+        return value if body is not None and body == change.value else None
 
     def abandon(self) -> None:
         """Put the cluster back to what the view says, whether the batch failed or is in the view by now."""

@@ -86,9 +86,8 @@ class Queue:
 
     def _in_order(self, now_us: int, wall_us: int) -> list[_Waiting]:
         """All that wait, but for those whose back-off is not over."""
-        stored = [self._ledger.records[request_id] for request_id in self._ledger.live]
-        pairs = [(each, each.value) for each in stored if each.value and each.value.body]
-        here = {record.request_id: (each, record) for each, record in pairs if record.state in UNPLACED}
+        stored = [self._ledger.records[request_id] for request_id in self._ledger.waiting]
+        here = {each.value.request_id: (each, each.value) for each in stored if each.value and each.value.body}
         for request_id in self._waiters.keys() - here.keys():
             del self._waiters[request_id]
         found = [

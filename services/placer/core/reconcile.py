@@ -125,22 +125,22 @@ class Judge:
     def _rebuilt(self, found: Found, labels: ContainerLabels) -> list[Reservation]:
         """What an unexplained container holds, unless a reservation of its own stands for it already."""
         held = labels.reservation
-        present = self.ledger.reservations(found.node)
-        if any(not each.container and _same(each, held) for each in present) and labels.ledger_id in self.own_ids:
+        present = {_which(each) for each in self.ledger.reservations(found.node) if not each.container}
+        if _which(held) in present and labels.ledger_id in self.own_ids:
             return []
         return [held.model_copy(update={"container": found.container})]
 
     # --- what is not ---
 
     def _missing(self, listed: Listed, asked_us: int, result: Judgement) -> None:
-        there = [found.labels.reservation for found in listed.found if found.labels]
+        there = {_which(found.labels.reservation) for found in listed.found if found.labels}
         for held in self.ledger.reservations(listed.node):
             stored = self.ledger.records.get(held.request_id)
             record = stored.value if stored else None
             if record is None or stored is None or stored.seen_us >= asked_us or record.owner != self.me:
                 continue
             replica = replica_of(record, held.replica)
-            if replica and replica.generation == held.generation and not any(_same(each, held) for each in there):
+            if replica and replica.generation == held.generation and _which(held) not in there:
                 self._gone(record, replica, result)
 
     def _gone(self, record: RequestRecord, replica: ReplicaRecord, result: Judgement) -> None:
@@ -160,6 +160,5 @@ def _end(found: Found) -> Effect:
     return (Stop if found.running else Remove)(found.node, found.container)
 
 
-def _same(one: Reservation, other: Reservation) -> bool:
-    keys = [(each.request_id, each.replica, each.generation) for each in (one, other)]
-    return keys[0] == keys[1]
+def _which(held: Reservation) -> tuple[str, int, int]:
+    return (held.request_id, held.replica, held.generation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from services.placer.core.demand import Demand
@@ -71,22 +71,26 @@ def never_asked(request_id: str, owner: str, wall_us: int) -> RequestRecord:
 
 def generation(record: RequestRecord) -> int:
     """Which placement the request as a whole is in: the newest of its replicas."""
-    return max((each.generation for each in record.replicas), default=0)
+    return _newest(record.replicas)
+
+
+def _newest(replicas: Iterable[ReplicaRecord]) -> int:
+    return max((each.generation for each in replicas), default=0)
 
 
 def stepped(
     record: RequestRecord, state: State, wall_us: int, *, detail: str | None = None, **changes: Any
 ) -> RequestRecord:
     """The record after one more step; what is final follows from the state, unless `changes` says otherwise."""
-    changed = record.model_copy(update={"state": state, "final": state.final} | changes)
-    return noted(changed, state, wall_us, detail)
+    return noted(record, state, wall_us, detail, **{"state": state, "final": state.final} | changes)
 
 
-def noted(record: RequestRecord, word: str, wall_us: int, detail: str | None) -> RequestRecord:
+def noted(record: RequestRecord, word: str, wall_us: int, detail: str | None, **changes: Any) -> RequestRecord:
     """The record after one more step, which by itself changes nothing else."""
     number = record.steps[-1].number + 1 if record.steps else 1
-    step = Step(number=number, state=word, at_us=wall_us, generation=generation(record), detail=detail)
-    return record.model_copy(update={"steps": (*record.steps, step)[-MOST_STEPS:]})
+    present = _newest(changes.get("replicas", record.replicas))
+    step = Step(number=number, state=word, at_us=wall_us, generation=present, detail=detail)
+    return record.model_copy(update=changes | {"steps": (*record.steps, step)[-MOST_STEPS:]})
 
 
 def settled(
@@ -100,7 +104,7 @@ def settled(
     """The record with these replicas, in the state that follows from them; a step only where that state is new."""
     changes = changes | {"replicas": tuple(replicas)}
     state = overall(record, replicas)
-    if state == record.state and max(each.generation for each in replicas) == generation(record):
+    if state == record.state and _newest(replicas) == generation(record):
         return record.model_copy(update=changes)
     if state == State.EXITED:
         changes |= {"exit_code": _exit_code(replicas)}
@@ -192,13 +196,14 @@ def _asked(record: RequestRecord) -> Size:
 
 def reservation_of(record: RequestRecord, replica: ReplicaRecord) -> Reservation:
     """What a replica holds: exactly what was decided on (case P23)."""
-    return _reservation(record, replica, size_held(record, replica))
+    return _reservation(record, replica, size_held(record, replica) if replica.size or replica.resizing else None)
 
 
-def _reservation(record: RequestRecord, replica: ReplicaRecord, size: Size) -> Reservation:
+def _reservation(record: RequestRecord, replica: ReplicaRecord, size: Size | None) -> Reservation:
+    """With the size that was asked for where none is given."""
     assert record.body is not None
-    body = record.body.model_copy(update=dict(size))
-    return Demand.of(body).reservation(record.request_id, replica.replica, replica.generation, replica.devices)
+    held = Demand.of(record.body).reservation(record.request_id, replica.replica, replica.generation, replica.devices)
+    return held if size is None else held.model_copy(update=dict(size))
 
 
 def tenant_of(record: RequestRecord, held: Reservation) -> Tenant | None:
@@ -221,7 +226,7 @@ def labels_of(record: RequestRecord, replica: ReplicaRecord, ledger_id: str) -> 
         container=container_name(ledger_id, record.request_id, replica.replica, replica.generation),
         ledger_id=ledger_id,
         node=replica.node,
-        reservation=_reservation(record, replica, size_had(record, replica)),
+        reservation=_reservation(record, replica, replica.size),
         name=record.body.name,
     )
 

@@ -54,6 +54,8 @@ class Telling:
         """Events of the steps after number `after` that were not said yet."""
         said = self._said[record.request_id]
         new = [step for step in record.steps if step.number > after and step.number not in said]
+        if not new:
+            return []
         said.update(step.number for step in new)
         subject = self._subjects.place_event(record.request_id)
         return [
