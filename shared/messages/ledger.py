@@ -76,6 +76,14 @@ class Size(Message):
     memory_mib: int
 
 
+class Site(Message):
+    """The other place that one replica has while it moves."""
+
+    generation: int
+    node: Name
+    devices: tuple[str, ...] = ()
+
+
 class ReplicaRecord(Message):
     """One replica of a request. ``state`` is one of State; ``node`` None where it holds nothing."""
 
@@ -89,6 +97,12 @@ class ReplicaRecord(Message):
     """What it has, where that is not what the body says."""
     resizing: Size | None = None
     """What its owner is giving it; until that is known to be so, the larger of both is reserved."""
+    to: Site | None = None
+    """Where it moves: reserved, and being started there; until that is seen to run it is where it was."""
+    leaving: Site | None = None
+    """Where it moved from, or was to move: reserved until it was seen to be gone from there."""
+    used: int = 0
+    """The newest generation that a move was given: the next one is newer, also where that move came to nothing."""
 
 
 class ShadowPlace(Message):

@@ -7,7 +7,7 @@ something else was planned in the same batch sees it, and nothing of it remains 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -283,7 +283,7 @@ class Draft:
     def reserve(self, record: RequestRecord, replicas: Iterable[int]) -> None:
         """Add the reservations of these replicas, which have a place, to their nodes."""
         chosen = set(replicas)
-        for each in record.replicas:
+        for each in holders(record):
             if each.replica in chosen and each.node is not None:
                 self.set_reservations(each.node, (*self.reservations(each.node), reservation_of(record, each)))
 
@@ -295,6 +295,12 @@ class Draft:
                 held = (record.request_id, each.replica, each.generation)
                 left = tuple(r for r in self.reservations(each.node) if r.container or _held(r) != held)
                 self.set_reservations(each.node, left)
+
+    def replace(self, record: RequestRecord, changed: RequestRecord, replicas: Collection[int]) -> None:
+        """The changed record, and what these of its replicas have reserved now instead of what they had."""
+        self.free(record, replicas)
+        self.put(changed)
+        self.reserve(changed, replicas)
 
     def set_reservations(self, node: str, reservations: tuple[Reservation, ...]) -> None:
         """In one order, so that what is taken and given back is as it was."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from services.placer.core.demand import Demand
@@ -34,7 +34,8 @@ RUNNABLE = frozenset({State.PLACED, State.STARTED})
 UNPLACED = frozenset({State.QUEUED, State.WAITING})
 
 ACCEPTED, RESIZING, RESIZED, RESIZE_FAILED = "accepted", "resizing", "resized", "resize_failed"
-NO_STATES = frozenset({ACCEPTED, "moved", RESIZING, RESIZED, RESIZE_FAILED})
+MOVING, MOVED, MOVE_FAILED = "moving", "moved", "move_failed"
+NO_STATES = frozenset({ACCEPTED, RESIZING, RESIZED, RESIZE_FAILED, MOVING, MOVED, MOVE_FAILED})
 """What steps say that changes no state."""
 
 
@@ -133,22 +134,50 @@ def with_replica(record: RequestRecord, changed: ReplicaRecord) -> tuple[Replica
 
 def freed(replica: ReplicaRecord, state: State, exit_code: int | None = None) -> ReplicaRecord:
     """The replica without its place, in a state that holds none."""
-    number = replica.generation
-    return ReplicaRecord(replica=replica.replica, state=state, generation=number, node=None, exit_code=exit_code)
+    number, used = replica.generation, replica.used
+    return ReplicaRecord(replica=replica.replica, state=state, generation=number, used=used, exit_code=exit_code)
 
 
 def assigned(
     replica: ReplicaRecord, to: Assignment, state: State, first_generation: int, size: Size | None
 ) -> ReplicaRecord:
     """The replica at a new place: its next generation, at least `first_generation`; `size` is the record's."""
-    number = max(replica.generation + 1, first_generation)
+    number = max(newest(replica) + 1, first_generation)
     made = ReplicaRecord(replica=replica.replica, state=state, generation=number, node=to.node, devices=to.devices)
     return made if size is None else made.model_copy(update={"size": size})
 
 
+def newest(replica: ReplicaRecord) -> int:
+    """The newest generation that it was given."""
+    return max(replica.generation, replica.used)
+
+
+def sites(replica: ReplicaRecord) -> Iterator[ReplicaRecord]:
+    """The replica at each place that it has: where it is and, while it moves, where it goes (placed) or was (stopping).
+
+    Each has a reservation and a container of its own.
+    """
+    if replica.state in HOLDING:
+        yield replica
+    for site, state in ((replica.to, State.PLACED), (replica.leaving, State.STOPPING)):
+        if site is not None:
+            yield replica.model_copy(update={"state": state, "to": None, "leaving": None} | dict(site))
+
+
+def site_of(record: RequestRecord, number: int, generation: int) -> ReplicaRecord | None:
+    """The replica at the place of this generation."""
+    replica = replica_of(record, number)
+    return next((each for each in sites(replica) if each.generation == generation), None) if replica else None
+
+
+def moving(record: RequestRecord) -> bool:
+    """Whether one of its replicas has two places."""
+    return any(each.to is not None or each.leaving is not None for each in record.replicas)
+
+
 def holders(record: RequestRecord) -> list[ReplicaRecord]:
-    """Replicas with a reservation."""
-    return [each for each in record.replicas if each.state in HOLDING]
+    """Replicas with a reservation; one that moves at both of its places."""
+    return [site for each in record.replicas for site in sites(each)]
 
 
 def nodes_of(record: RequestRecord) -> set[str]:
@@ -202,9 +231,12 @@ def _reservation(record: RequestRecord, replica: ReplicaRecord, size: Size) -> R
 
 
 def tenant_of(record: RequestRecord, held: Reservation) -> Tenant | None:
-    """Who could be moved: what has started and is neither being resized nor stopped, and is where the ledger says."""
+    """Who could be moved: what has started and is neither resized nor stopped, and is where the ledger says.
+
+    Of a request one replica moves at a time.
+    """
     replica, body = replica_of(record, held.replica), record.body
-    if body is None or record.state != State.STARTED or held.container or replica is None:
+    if body is None or record.state != State.STARTED or held.container or replica is None or moving(record):
         return None
     at_rest = replica.state == State.STARTED and replica.resizing is None
     if not at_rest or (replica.generation, replica.devices) != (held.generation, held.devices):
@@ -227,7 +259,7 @@ def labels_of(record: RequestRecord, replica: ReplicaRecord, ledger_id: str) -> 
 
 
 def placements(record: RequestRecord, ledger_id: str) -> tuple[Placement, ...]:
-    """Where the replicas are; empty where none has a place."""
+    """Where the replicas are, not where they move; empty where none has a place."""
     gpu = record.body.gpu if record.body else None
     return tuple(
         Placement(
@@ -239,7 +271,7 @@ def placements(record: RequestRecord, ledger_id: str) -> tuple[Placement, ...]:
             state=each.state,
             container=container_name(ledger_id, record.request_id, each.replica, each.generation),
         )
-        for each in holders(record)
+        for each in record.replicas
         if each.node is not None
     )
 
