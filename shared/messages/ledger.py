@@ -113,6 +113,15 @@ class ShadowPlace(Message):
     devices: tuple[str, ...] = ()
 
 
+class RoomMade(Message):
+    """What others do for a request that waits: they move, one after another."""
+
+    left: int = 0
+    """How many moves may still be begun."""
+    mover: str | None = None
+    """The request of which a replica moved last."""
+
+
 class RequestRecord(Message):
     """Key ``request.<request id>``."""
 
@@ -147,6 +156,8 @@ class RequestRecord(Message):
     """What its next start gets, where that is not what the body says."""
     shadow: tuple[ShadowPlace, ...] = ()
     """While it waits: where whoever comes after it in the queue leaves room for it. The leader chooses."""
+    room: RoomMade | None = None
+    """While it waits: the moves of others that make room for it."""
 
 
 def container_name(ledger_id: str, request_id: str, replica: int, generation: int) -> str:

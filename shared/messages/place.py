@@ -1,4 +1,4 @@
-"""Requests for placement and their answers: rt.place, rt.confirm, rt.resize, rt.release, rt.events.place.*."""
+"""What placers are asked and answer: rt.place, rt.confirm, rt.resize, rt.defragment, rt.release; rt.events.place.*."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ class FieldFault(Message):
 
 
 class PlaceReply(Message):
-    """The one answer to rt.place, rt.confirm, rt.resize and rt.release."""
+    """The one answer to rt.place, rt.confirm, rt.resize, rt.defragment and rt.release."""
 
     outcome: str
     request_id: str | None
@@ -246,7 +246,8 @@ class PlaceReply(Message):
     dry_run: bool = False
     fits_more: int | None = None
     moves: tuple[PlannedMove, ...] = ()
-    """Of a dry run that does not fit now: moves of others, in their order, after which it would. Nothing is moved."""
+    """Moves of others, in their order, after which it would fit. Of a dry run nothing is moved. Of rt.defragment they
+    are begun one after another, each planned again as things are then."""
     exit_code: int | None = None
     unproven: bool = False
     warnings: tuple[str, ...] = ()
@@ -267,6 +268,12 @@ class ConfirmRequest(Message):
 
 
 class ReleaseRequest(Message):
+    request_id: Name
+
+
+class DefragmentRequest(Message):
+    """Let others move so that this one, which waits, fits."""
+
     request_id: Name
 
 
@@ -296,7 +303,8 @@ PULLING = "pulling"
 class PlaceEvent(Message):
     """One step of a request's life.
 
-    ``state`` also says ``accepted``, ``moved``, ``resizing``, ``resized`` and ``resize_failed``, which are no states.
+    ``state`` also says ``accepted``, ``resizing``, ``resized``, ``resize_failed``, ``moving``, ``moved`` and
+    ``move_failed``, which are no states; ``detail`` of a move says which replica goes from where to where.
     ``pulling`` is no step either: ``step`` is 0, ``detail`` says in numbers how far the pull of the image is, and the
     next one is at least a second later. It is told for as long as the start waits for the pull.
     """

@@ -38,11 +38,13 @@ from services.placer.core.intents import Chooser, Intent, Rules, Scope
 from services.placer.core.intents_decide import Decide
 from services.placer.core.intents_leader import CreateLedger, DropLease, Lead, RenewLease, Resign
 from services.placer.core.intents_life import Confirm, Release
+from services.placer.core.intents_moves import Defragment
 from services.placer.core.intents_resize import SetSize
 from services.placer.core.invariants import node_faults, record_faults
 from services.placer.core.leader import Leader
 from services.placer.core.leases import Leases
 from services.placer.core.ledger import IDENTITY_KEY, Draft, Ledger
+from services.placer.core.moves import Moves
 from services.placer.core.outlooks import Learned
 from services.placer.core.queue import Queue
 from services.placer.core.records import shadow_of
@@ -63,6 +65,7 @@ from shared.effects import (
 from shared.errors import FieldError
 from shared.messages import (
     ConfirmRequest,
+    DefragmentRequest,
     NodeFacts,
     PlaceRequest,
     ReleaseRequest,
@@ -101,7 +104,8 @@ class Core:
         self.recovery = Recovery(self.rules.grace_us)
         self.telling = Telling(subjects, me)
         self.chooser = Chooser(self.cluster, capabilities, tie=me, learned=Learned(self.rules.strategies))
-        self.leader = Leader(me, self.ledger, self.leases, Queue(self.ledger, self.chooser, self.rules, self.counters))
+        queue = Queue(self.ledger, self.chooser, self.rules, self.counters)
+        self.leader = Leader(me, self.ledger, self.leases, queue, Moves(self.ledger, queue, self.rules))
         self.carrying = Carrying(self)
         self._new_ledger_id = new_ledger_id
         self.now_us = 0
@@ -363,6 +367,8 @@ class Core:
             case ResizeRequest() as asked:
                 size = (asked.cpu_milli, asked.memory_mib, asked.generation)
                 self._ask(SetSize(asked.request_id, *size, event.reply, self._replicas(asked.request_id)))
+            case DefragmentRequest() as asked:
+                self._ask(Defragment(asked.request_id, event.reply))
             case ReleaseRequest() as asked:
                 self._ask(Release(asked.request_id, event.reply, self._replicas(asked.request_id)))
 

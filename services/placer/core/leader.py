@@ -1,4 +1,4 @@
-"""What the leader wants done next: whom to take over from, which holds are over, which waiting requests to try."""
+"""What the leader wants done next: whom to take over from, which holds are over, whom to try, who moves."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from services.placer.core.intents import Intent
 from services.placer.core.intents_leader import DropLease, ExpireHold, TakeOver
 from services.placer.core.leases import Leases
 from services.placer.core.ledger import LEADER, Ledger
+from services.placer.core.moves import Moves
 from services.placer.core.queue import Queue
 from services.placer.core.records import generation
 from shared.messages import State
@@ -14,11 +15,12 @@ from shared.messages import State
 class Leader:
     """Only looks; the intents it returns look again when they are planned, and fail with a leader that was deposed."""
 
-    def __init__(self, me: str, ledger: Ledger, leases: Leases, queue: Queue) -> None:
+    def __init__(self, me: str, ledger: Ledger, leases: Leases, queue: Queue, moves: Moves) -> None:
         self._me = me
         self._ledger = ledger
         self._leases = leases
         self.queue = queue
+        self._moves = moves
 
     @property
     def leads(self) -> bool:
@@ -41,11 +43,11 @@ class Leader:
         return orphans + empty
 
     def soon(self, now_us: int, wall_us: int) -> list[Intent]:
-        """Several times a second: holds whose time is over, and the queue. Who does not lead forgets it."""
+        """Several times a second: holds whose time is over, the queue, moves. Who does not lead forgets the queue."""
         if not self.leads:
             self.queue.forget()
             return []
-        return [*self._over(now_us), *self.queue.next(now_us, wall_us)]
+        return [*self._over(now_us), *self.queue.next(now_us, wall_us), *self._moves.next(now_us)]
 
     def _over(self, now_us: int) -> list[Intent]:
         over: list[Intent] = []

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from services.placer.core.cluster import Cluster
 from services.placer.core.invariants import node_faults, record_faults
-from services.placer.core.records import UNPLACED, Order, holders, reservation_of, shadow_of
+from services.placer.core.records import UNPLACED, Order, holders, reservation_of, shadow_of, starts_elsewhere
 from shared.effects import KeyChanged, Write
 from shared.errors import FieldError
 from shared.messages import Lease, LedgerIdentity, Message, NodeReservations, RequestRecord, Reservation
@@ -69,6 +69,10 @@ class Ledger:
         self.freed: set[str] = set()
         """Nodes where something was seen to go or to shrink, reserved or kept: who waits may fit there. Whoever looks
         after those clears it."""
+        self.moving: set[str] = set()
+        """Requests of which a replica is being started at a second place."""
+        self.helped: set[str] = set()
+        """Requests that wait and for which others may still move."""
         self.rebuilt: set[str] = set()
         """Nodes with reservations rebuilt from containers that no key explains."""
 
@@ -140,7 +144,8 @@ class Ledger:
         """Nothing is known any more."""
         for kind in _KEYS:
             self._table(kind).clear()
-        self.live.clear()
+        for names in (self.live, self.moving, self.helped):
+            names.clear()
         self.rebuilt.clear()
 
     def forget(self, request_id: str) -> None:
@@ -160,16 +165,26 @@ class Ledger:
     def _index(self, key: Key, before: Stored[Any]) -> None:
         if key.kind == "request":
             stored = self.records.get(key.name)
-            live = stored is not None and stored.value is not None and not stored.value.final
-            (self.live.add if live else self.live.discard)(key.name)
-            now = stored.value.shadow if live and stored and stored.value else ()
+            record = stored.value if stored and stored.value and not stored.value.final else None
+            _keep(self.live, key.name, kept=record is not None)
+            _keep(self.moving, key.name, kept=record is not None and starts_elsewhere(record))
+            _keep(self.helped, key.name, kept=record is not None and _is_helped(record))
+            now = record.shadow if record else ()
             if before.value is not None and before.value.shadow != now:
                 self.freed |= {place.node for place in before.value.shadow if place not in now}
         elif key.kind == "node":
             rebuilt = any(each.container for each in self.reservations(key.name))
-            (self.rebuilt.add if rebuilt else self.rebuilt.discard)(key.name)
+            _keep(self.rebuilt, key.name, kept=rebuilt)
             if before.value and _gave_up(before.value.reservations, self.reservations(key.name)):
                 self.freed.add(key.name)
+
+
+def _keep(names: set[str], name: str, *, kept: bool) -> None:
+    (names.add if kept else names.discard)(name)
+
+
+def _is_helped(record: RequestRecord) -> bool:
+    return record.room is not None and record.room.left > 0 and record.state in UNPLACED
 
 
 _MODELS: dict[str, type[Message]] = {
@@ -249,6 +264,11 @@ class Draft:
         """How many waiting requests come before this one in the order of the key."""
         mine = key(record)
         return sum(key(each) < mine for each in self._all_live() if each.state in UNPLACED)
+
+    def moving(self) -> int:
+        """How many are being started at a second place."""
+        planned = sum(starts_elsewhere(record) for record in self._records.values())
+        return planned + len(self._ledger.moving - self._records.keys())
 
     def _all_live(self) -> Iterator[RequestRecord]:
         yield from self._records.values()

@@ -175,6 +175,17 @@ def moving(record: RequestRecord) -> bool:
     return any(each.to is not None or each.leaving is not None for each in record.replicas)
 
 
+def starts_elsewhere(record: RequestRecord) -> bool:
+    """Whether one of them is being started at a second place."""
+    return any(each.to is not None for each in record.replicas)
+
+
+def moved_us(record: RequestRecord, wall_us: int) -> int:
+    """How long ago one of it was last moved, by the clock of the placer that wrote it down; for ever where never."""
+    moves = (step.at_us for step in reversed(record.steps) if step.state == MOVING)
+    return wall_us - next(moves, -(1 << 62))
+
+
 def holders(record: RequestRecord) -> list[ReplicaRecord]:
     """Replicas with a reservation; one that moves at both of its places."""
     return [site for each in record.replicas for site in sites(each)]
