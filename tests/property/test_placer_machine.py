@@ -7,14 +7,15 @@ step was told, and no request that was taken is lost.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from services.placer.core.intents import Rules
 from shared.effects import Commit, Disconnected, Received, Reconnected, Tick
-from shared.messages import ConfirmRequest, PlaceRequest, ReleaseRequest, ResizeRequest, State
+from shared.messages import ConfirmRequest, DefragmentRequest, PlaceRequest, ReleaseRequest, ResizeRequest, State
 from tests.placer_world import SECOND, WALL, World, request
 
 MOST_PLACERS = 3
@@ -43,8 +44,9 @@ class PlacersMachine(RuleBasedStateMachine):
         self.copies: dict[int, PlaceRequest] = {}
         self.cut_off: set[str] = set()
 
-    @initialize(placers=st.integers(1, MOST_PLACERS))
-    def begin(self, placers: int) -> None:
+    @initialize(placers=st.integers(1, MOST_PLACERS), defragment=st.sampled_from(["off", "waiting"]))
+    def begin(self, placers: int, defragment: Literal["off", "waiting"]) -> None:
+        self.world.rules = Rules(defragment=defragment, moves_at_once=2, move_rest_us=5 * SECOND)
         self.world.add_node("n1", 2)
         self.world.add_node("n2", 1)
         for _ in range(placers):
@@ -92,6 +94,10 @@ class PlacersMachine(RuleBasedStateMachine):
     def resize(self, request_id: str, variant: int, to: int, cpu_milli: int | None, memory_mib: int) -> None:
         size = {"cpu_milli": cpu_milli, "memory_mib": memory_mib}
         self.world.ask(self.pick(to), ResizeRequest(request_id=f"{request_id}{variant}", **size))
+
+    @rule(request_id=IDS, variant=st.sampled_from([2, 4, 7, 7, 8]), to=SEEN_NUMBER)
+    def defragment(self, request_id: str, variant: int, to: int) -> None:
+        self.world.ask(self.pick(to), DefragmentRequest(request_id=f"{request_id}{variant}"))
 
     @rule(most_mib=st.sampled_from([None, 1_024]))
     def engines_refuse(self, most_mib: int | None) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shared.effects import Received
-from shared.messages import ConfirmRequest, PlaceRequest, ReleaseRequest, ResizeRequest
+from shared.messages import ConfirmRequest, DefragmentRequest, PlaceRequest, ReleaseRequest, ResizeRequest
 from tests.placer_world import SECOND, WALL, World, request
 
 
@@ -169,6 +169,58 @@ def shrinks_and_restarts(world: DyingWorld) -> None:
     world.pass_time(3)
 
 
+def fragmented(world: DyingWorld, **body: Any) -> None:
+    """Undisturbed until half of each node is free, and `wide` waits for a whole one: `a` can move to the other."""
+    world.counting = False
+    place(world, request_id="b", candidates=["n1"])
+    place(world, strategy="spread", **body)
+    place(world, request_id="wide", gpu={"share": 1.0}, queue=True)
+    world.pass_time(3)
+    world.counting = True
+
+
+def others_move(world: DyingWorld) -> None:
+    fragmented(world)
+    world.client(DefragmentRequest(request_id="wide"))
+    world.pass_time(3)
+
+
+def others_cannot_move(world: DyingWorld) -> None:
+    fragmented(world)
+    world.generations_fail["a"] = 9
+    world.client(DefragmentRequest(request_id="wide"))
+    world.pass_time(3)
+
+
+def moved(world: DyingWorld, **body: Any) -> None:
+    """`a` runs at its new place, and its old one does not answer."""
+    fragmented(world, **body)
+    world.silent_nodes.add("n0")
+    world.client(DefragmentRequest(request_id="wide"))
+    for _ in range(20):
+        if world.record("a").replicas[0].node == "n1":
+            return
+        world.pass_time(1)
+    raise AssertionError("not moved")
+
+
+def moves_and_is_released(world: DyingWorld) -> None:
+    moved(world)
+    release(world, "a")
+    world.pass_time(3)
+    world.silent_nodes.clear()
+    world.pass_time(3)
+
+
+def ends_while_it_moves(world: DyingWorld) -> None:
+    moved(world, restart="on_failure")
+    (new,) = [name for name in world.running("a") if world.boxes[name].labels.node == "n1"]
+    world.end(new, 3)
+    world.pass_time(3)
+    world.silent_nodes.clear()
+    world.pass_time(8)
+
+
 SCENARIOS: tuple[Script, ...] = (
     fits,
     gang,
@@ -187,6 +239,10 @@ SCENARIOS: tuple[Script, ...] = (
     runs_and_grows,
     runs_and_may_not_grow,
     shrinks_and_restarts,
+    others_move,
+    others_cannot_move,
+    moves_and_is_released,
+    ends_while_it_moves,
 )
 
 

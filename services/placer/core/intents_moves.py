@@ -31,7 +31,10 @@ class Defragment(Asked):
         if record.body is None or record.state not in UNPLACED:
             raise FieldError("request_id", f"{self.request_id}, which is {record.state}", "one that waits for room")
         more: dict[str, Any] = {"position": scope.draft.waiting_before(record, scope.order) + 1}
-        if found := _moves(scope, record, scope.tenant):
+        room = record.room or RoomMade()
+        if _moves_still(scope, room):
+            more["warnings"] = (f"{room.mover} moves for it already",)
+        elif found := _moves(scope, record, scope.tenant):
             scope.draft.put(record.model_copy(update={"room": RoomMade(left=len(found))}))
             more |= {"moves": tuple(map(told_move, found)), "reasons": ()}
         else:
