@@ -47,23 +47,26 @@ class PlacersMachine(RuleBasedStateMachine):
         self.cut_off: set[str] = set()
 
     @initialize(
-        placers=st.integers(1, MOST_PLACERS), defragment=st.sampled_from(["off", "waiting"]), fragmented=st.booleans()
+        placers=st.integers(1, MOST_PLACERS),
+        defragment=st.sampled_from(["off", "waiting"]),
+        fragmented=st.sampled_from([None, 0, 2]),
     )
-    def begin(self, placers: int, defragment: Literal["off", "waiting"], fragmented: bool) -> None:
+    def begin(self, placers: int, defragment: Literal["off", "waiting"], fragmented: int | None) -> None:
         self.world.rules = Rules(defragment=defragment, moves_at_once=2, move_rest_us=5 * SECOND)
         self.world.add_node("n1", 2)
         self.world.add_node("n2", 1)
         for _ in range(placers):
             self.world.placer()
         self.world.pass_time(2)
-        if fragmented:
-            self.fragment()
+        if fragmented is not None:
+            self.fragment(fragmented)
 
-    def fragment(self) -> None:
-        """Half of each device is free, and one that waits for a whole one asks for room."""
+    def fragment(self, failing: int) -> None:
+        """Half of each device is free, and one that waits for a whole one asks for room; so many moves fail."""
         for request_id in ("a", "b", "c"):
             self.place(request_id, SPREAD, 0, 0)
             self.world.pass_time(1)
+            self.world.generations_fail[f"{request_id}{SPREAD}"] = failing
         self.place("a", WHOLE, 0, 0)
         self.world.settle()
         self.defragment("a", WHOLE, 0)

@@ -11,8 +11,17 @@ from services.placer.core.containers import Start, StartFailed, Stop
 from services.placer.core.intents import Rules
 from services.placer.core.records import moving
 from shared.effects import Tick
-from shared.messages import DefragmentRequest, PlaceEvent, ReleaseRequest, ResizeRequest, State
-from tests.placer_world import SECOND, SUBJECTS, WALL, World
+from shared.messages import (
+    ClassStanding,
+    DefragmentRequest,
+    DeviceStanding,
+    PlaceEvent,
+    Regime,
+    ReleaseRequest,
+    ResizeRequest,
+    State,
+)
+from tests.placer_world import SECOND, SUBJECTS, WALL, World, facts
 
 WIDE = {"request_id": "wide", "gpu": {"count": 2}, "queue": True}
 
@@ -91,7 +100,7 @@ def test_a_container_starts_at_its_new_place_before_it_stops_at_the_old_one() ->
     assert [("n1", 1), ("n2", 2)] == reserved(world, name) == run(world, name)
     world.pass_time(2)
     assert [("n2", 2)] == reserved(world, name) == run(world, name)
-    assert [f"moving: {FROM_TO}", f"moved: {FROM_TO}"] == moves_told(world, name)
+    assert [f"moving: {FROM_TO}, so that wide fits", f"moved: {FROM_TO}"] == moves_told(world, name)
     assert (State.STARTED, "n1", 1) == is_at(world, "wide")
     world.check_settled()
 
@@ -126,7 +135,7 @@ def test_a_move_whose_start_fails_leaves_the_container_where_it_is() -> None:
     world.pass_time(3)
     told = {name: moves_told(world, name) for name in ("c", "d")}
     (name,) = [name for name, said in told.items() if said]
-    assert [f"moving: {FROM_TO}", f"move_failed: {FROM_TO}: no such image"] == told[name]
+    assert [f"moving: {FROM_TO}, so that wide fits", f"move_failed: {FROM_TO}: no such image"] == told[name]
     assert (State.STARTED, "n1", 1) == is_at(world, name)
     assert [("n1", 1)] == reserved(world, name) == run(world, name)
     assert State.QUEUED == world.record("wide").state
@@ -221,7 +230,7 @@ def test_a_move_whose_owner_dies_is_finished_by_the_next_leader(effect: type, ta
     world.pass_time(12)
     assert (State.STARTED, "n2", 2) == is_at(world, name)
     assert State.STARTED == world.record("wide").state
-    assert [f"moving: {FROM_TO}", f"moved: {FROM_TO}"] == moves_told(world, name)
+    assert [f"moving: {FROM_TO}, so that wide fits", f"moved: {FROM_TO}"] == moves_told(world, name)
     world.check_settled()
 
 
@@ -375,3 +384,84 @@ def test_by_policy_who_has_moved_rests(rest_us: int, state: State) -> None:
     world.place("p1", request_id="again", gpu={"count": 2}, queue=True)
     world.pass_time(10)
     assert state == world.record("again").state
+
+
+# --- away from a device at risk ---
+
+
+def on_risk(rules: Rules | None = None, *nodes: tuple[str, int], **body: Any) -> World:
+    """`c`, which is to be moved, on the first of the nodes."""
+    world = World(rules=rules or Rules())
+    for name, devices in nodes or (("n1", 1), ("n2", 1)):
+        world.add_node(name, devices)
+    world.placer("p1")
+    world.pass_time(2)
+    world.place("p1", **({"request_id": "c", "candidates": ["n1"], "on_risk": "move"} | body))
+    world.pass_time(2)
+    return world
+
+
+def warn(world: World, *uuids: str) -> None:
+    """The node list says that somebody misses a guarantee on these devices, and of no others."""
+    for found in list(world.facts.values()):
+        standings = {uuid: AT_RISK if uuid in uuids else TIGHT for uuid in (device.uuid for device in found.devices)}
+        devices = [each.model_copy(update={"classes": {"interactive": standings[each.uuid]}}) for each in found.devices]
+        world.set_facts(found.model_copy(update={"devices": tuple(devices)}))
+    world.pass_time(10)
+
+
+AT_RISK = ClassStanding(standing=DeviceStanding.AT_RISK, slack_us=None)
+TIGHT = ClassStanding(standing=DeviceStanding.TIGHT, slack_us=1)
+
+
+def test_who_asked_for_it_leaves_a_device_at_risk() -> None:
+    world = on_risk(candidates=None)
+    (replica,) = world.record("c").replicas
+    warn(world, *replica.devices)
+    assert (State.STARTED, "n2" if replica.node == "n1" else "n1", 2) == is_at(world, "c")
+    assert moves_told(world, "c")[0].endswith(", since a guarantee is missed where it is")
+    world.check_settled()
+
+
+def test_on_one_node_it_goes_to_a_device_that_is_not_at_risk() -> None:
+    world = on_risk(None, ("n1", 3))
+    (replica,) = world.record("c").replicas
+    others = [f"n1-gpu-{number}" for number in range(3) if f"n1-gpu-{number}" not in replica.devices]
+    warn(world, *replica.devices, others[0])
+    (replica,) = world.record("c").replicas
+    assert (others[1],) == replica.devices
+
+
+@pytest.mark.parametrize("body", [{"on_risk": "notify", "candidates": None}, {}], ids=["notify", "nowhere_to_go"])
+def test_all_others_stay(body: dict[str, Any]) -> None:
+    world = on_risk(**body)
+    (replica,) = world.record("c").replicas
+    warn(world, *replica.devices)
+    assert 1 == is_at(world, "c")[2]
+
+
+@pytest.mark.parametrize("kind, generation", [("hard", 1), ("firm", 2)])
+def test_hard_ones_stay_where_they_were_admitted(kind: str, generation: int) -> None:
+    world = World()
+    for name in ("n1", "n2"):
+        plain = facts(name)
+        devices = tuple(each.model_copy(update={"regime": Regime.EXCLUSIVE}) for each in plain.devices)
+        world.set_facts(plain.model_copy(update={"devices": devices}))
+    world.placer("p1")
+    world.pass_time(2)
+    timing = {"deadline_us": 50_000, "period_us": 100_000, "runtime_us": 1_000, "kind": kind}
+    world.place("p1", request_id="c", gpu={"share": 1.0}, on_risk="move", realtime=timing)
+    world.pass_time(2)
+    (replica,) = world.record("c").replicas
+    warn(world, *replica.devices)
+    assert generation == is_at(world, "c")[2]
+
+
+def test_who_has_left_one_rests_before_it_leaves_the_next() -> None:
+    world = on_risk(Rules(move_rest_us=60 * SECOND), candidates=None)
+    for generation in (2, 2, 3):
+        (replica,) = world.record("c").replicas
+        warn(world, *replica.devices)
+        assert generation == is_at(world, "c")[2]
+        if generation == 2:
+            world.pass_time(20)

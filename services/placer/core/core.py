@@ -105,7 +105,7 @@ class Core:
         self.telling = Telling(subjects, me)
         self.chooser = Chooser(self.cluster, capabilities, tie=me, learned=Learned(self.rules.strategies))
         queue = Queue(self.ledger, self.chooser, self.rules, self.counters)
-        self.leader = Leader(me, self.ledger, self.leases, queue, Moves(self.ledger, queue, self.rules))
+        self.leader = Leader(me, self.ledger, self.leases, queue, Moves(self.ledger, self.cluster, queue, self.rules))
         self.carrying = Carrying(self)
         self._new_ledger_id = new_ledger_id
         self.now_us = 0

@@ -20,9 +20,10 @@ from services.placer.core.ledger import LEADER, Draft
 from services.placer.core.outcome import Assignment, Decision, Fits, Move, NotNow
 from services.placer.core.outlooks import Learned
 from services.placer.core.pipeline import decide, fits_more, moves
-from services.placer.core.question import Tenant, Tenants, nobody
+from services.placer.core.planners.defrag import move_away
+from services.placer.core.question import Question, Tenant, Tenants, nobody
 from services.placer.core.records import Order, labels_of, moved_us, order, tenant_of
-from services.placer.core.strategies import STRATEGIES, Strategy
+from services.placer.core.strategies import STRATEGIES, Strategy, strategy_named
 from shared.effects import Effect
 from shared.messages import Lease, PlaceRequest, Reason, RequestRecord, Reservation, State
 
@@ -140,6 +141,17 @@ class Chooser:
                 only_replicas=only,
                 others_of_request=others,
             )
+
+    def move_away(
+        self, request: PlaceRequest, node: str, held: Reservation, bad: Mapping[str, tuple[str, ...]], tenants: Tenants
+    ) -> Move | None:
+        """Whither this one of the request goes from these devices, named by node."""
+        strategies = self.learned.strategies
+        strategy = strategy_named(request.strategy, strategies)
+        question = Question(
+            self.cluster, request, strategy, (held.replica,), self.capabilities, tie=self.tie, strategies=strategies
+        )
+        return move_away(replace(question, tenants=tenants), node, held, bad)
 
     def note(self, request: PlaceRequest) -> None:
         """A new request: strategies that look ahead learn from it. One that is planned again is counted again."""

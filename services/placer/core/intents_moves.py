@@ -11,7 +11,17 @@ from services.placer.core.intents_life import Asked
 from services.placer.core.moving import begin
 from services.placer.core.outcome import Assignment, Fits, Move
 from services.placer.core.question import Tenants
-from services.placer.core.records import UNPLACED, holders, moving, reply_of, sized, told_move
+from services.placer.core.records import (
+    UNPLACED,
+    holders,
+    moving,
+    replica_of,
+    reply_of,
+    reservation_of,
+    sized,
+    told_move,
+)
+from services.placer.core.risk import at_risk
 from shared.effects import Effect, Reply
 from shared.errors import FieldError
 from shared.messages import RequestRecord, RoomMade
@@ -73,7 +83,38 @@ class MakeRoom(Intent):
         scope.as_leader()
         made = RoomMade(left=max(0, min(room.left, len(found)) - 1), mover=found[0].request_id) if found else None
         scope.draft.put(record.model_copy(update={"room": made}))
-        return begin(scope, found[0]) if found else ()
+        return begin(scope, found[0], f"so that {self.request_id} fits") if found else ()
+
+
+@dataclass(frozen=True)
+class MoveAway(Intent):
+    """One that wants it leaves a device on which somebody misses a guarantee, where another takes it (leader)."""
+
+    request_id: str
+    replica: int
+
+    @property
+    def key(self) -> Hashable:
+        return ("away", self.request_id)
+
+    @property
+    def weight(self) -> int:
+        return 3
+
+    def plan(self, scope: Scope) -> tuple[Effect, ...]:
+        record = scope.draft.record(self.request_id)
+        replica = replica_of(record, self.replica) if record else None
+        if record is None or replica is None or replica.node is None or not scope.leads() or not scope.may_move():
+            return ()
+        bad, held = at_risk(scope.chooser.cluster), reservation_of(record, replica)
+        tenant = scope.rested(held) if set(bad.get(replica.node, ())) & set(held.devices) else None
+        if tenant is None or tenant.request.on_risk != "move":
+            return ()
+        move = scope.chooser.move_away(tenant.request, replica.node, held, bad, scope.rested)
+        if move is None:
+            return ()
+        scope.as_leader()
+        return begin(scope, move, "since a guarantee is missed where it is")
 
 
 def _moves_still(scope: Scope, room: RoomMade) -> bool:

@@ -31,7 +31,9 @@ class Leader:
         return self._ledger.leader() is None or not self._leases.alive(LEADER, now_us)
 
     def beat(self, now_us: int) -> list[Intent]:
-        """Once per beat: take over what nobody carries on, and give up leases behind which nothing is left."""
+        """Once per beat: take over what nobody carries on, give up leases behind which nothing is left, and have
+        somebody leave a device at risk.
+        """
         self.queue.review()
         owners = {record.owner for record in self._ledger.live_records() if not record.state.final}
         gone = {owner for owner in owners - {self._me} if not self._leases.alive(owner, now_us)}
@@ -40,7 +42,7 @@ class Leader:
         ]
         expired = set(self._leases.expired(now_us)) - {self._me}
         empty: list[Intent] = [DropLease(name) for name in sorted(expired) if name not in owners]
-        return orphans + empty
+        return [*orphans, *empty, *self._moves.away(now_us)]
 
     def soon(self, now_us: int, wall_us: int) -> list[Intent]:
         """Several times a second: holds whose time is over, the queue, moves. Who does not lead forgets the queue."""

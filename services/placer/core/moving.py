@@ -26,7 +26,7 @@ from shared.effects import Effect
 from shared.messages import ReplicaRecord, RequestRecord, Site
 
 
-def begin(scope: Scope, move: Move) -> tuple[Effect, ...]:
+def begin(scope: Scope, move: Move, why: str) -> tuple[Effect, ...]:
     """The new place is reserved and started, by this placer from now on; the replica is where it was."""
     record = scope.draft.record(move.request_id)
     replica = replica_of(record, move.to.replica) if record else None
@@ -35,7 +35,8 @@ def begin(scope: Scope, move: Move) -> tuple[Effect, ...]:
     generation = max(newest(replica), scope.draft.rebuilt_generation(move.request_id)) + 1
     to = Site(generation=generation, node=move.to.node, devices=move.to.devices)
     changed = _with(record, replica.model_copy(update={"to": to, "used": generation}))
-    changed = noted(changed.model_copy(update={"owner": scope.me}), MOVING, scope.wall_us, _said(replica, to))
+    changed = changed.model_copy(update={"owner": scope.me})
+    changed = noted(changed, MOVING, scope.wall_us, f"{_said(replica, to)}, {why}")
     scope.draft.replace(record, changed, [replica.replica])
     there = site_of(changed, replica.replica, generation)
     assert there is not None
