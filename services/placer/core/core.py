@@ -205,7 +205,7 @@ class Core:
         if batch is None:
             return
         self.counters[f"commits.{done.outcome}"] += 1
-        if was_written(batch.commit.writes, done):
+        if was_written(batch, done):
             self._written(batch, done)
         elif done.outcome == CommitOutcome.REFUSED and len(batch.intents) == 1:
             found = f"a commit that the server refuses: {done.detail}"
