@@ -153,6 +153,7 @@ class PlaceRequest(Message):
     hold_us: Annotated[int, Field(gt=0, le=3_600_000_000)] | None = None
     restart: Literal["never", "on_failure"] = "never"
     on_risk: Literal["notify", "move"] = "notify"
+    """What follows where a guarantee is missed on its device: an event alone, or it is also moved to another one."""
     dry_run: bool = False
 
     @classmethod
