@@ -92,9 +92,16 @@ def test_a_move_holds_both_of_its_places(ledger: Writer) -> None:
     assert [] == ledger.commit(moving, both)
     left = {"replica": 0, "state": "started", "generation": 2, "used": 2} | place
     ledger.commit(
-        request(*life, "moved", replicas=[left | {"leaving": {"node": "n", "devices": ["d"], "generation": 1}}])
+        request(
+            *life,
+            "moved",
+            state="started",
+            replicas=[left | {"leaving": {"node": "n", "devices": ["d"], "generation": 1}}],
+        )
     )
-    ledger.commit(request(*life, "moved", replicas=[left]), ("node.n", {"node": "n", "reservations": new}))
+    ledger.commit(
+        request(*life, "moved", state="started", replicas=[left]), ("node.n", {"node": "n", "reservations": new})
+    )
     assert [] == ledger.found()
     ledger.commit(moving, ("node.n", {"node": "n", "reservations": new}))
     assert "steps went back" in " ".join(ledger.found())
