@@ -319,5 +319,7 @@ class PlaceEvent(Message):
     placements: tuple[Placement, ...] = ()
     reasons: tuple[Reason, ...] = ()
     would_fit_if: tuple[str, ...] = ()
+    moves: tuple[PlannedMove, ...] = ()
+    """Of ``moving`` and ``moved``: which replica, from where to where."""
     exit_code: int | None = None
     detail: str | None = None

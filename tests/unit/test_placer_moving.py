@@ -105,12 +105,16 @@ def test_a_container_starts_at_its_new_place_before_it_stops_at_the_old_one() ->
     world.check_settled()
 
 
-def test_the_event_of_a_move_shows_the_new_place() -> None:
+def test_the_events_of_a_move_show_both_places() -> None:
     world, name = begun()
     world.pass_time(2)
     bodies = [event.body for event in world.events if event.subject == SUBJECTS.place_event(name)]
-    (moved,) = [body for body in bodies if isinstance(body, PlaceEvent) and body.state == "moved"]
+    told = [body for body in bodies if isinstance(body, PlaceEvent) and body.state in {"moving", "moved"}]
+    began, moved = told
+    assert [("n1", 1)] == [(each.node, each.generation) for each in began.placements]
     assert ([("n2", 2)], 2) == ([(each.node, each.generation) for each in moved.placements], moved.generation)
+    assert began.moves == moved.moves
+    assert [("n1", "n2")] == [(each.from_node, each.node) for each in moved.moves]
 
 
 def test_the_answer_names_the_moves_and_the_request_starts_by_the_ordinary_queue() -> None:
@@ -331,6 +335,12 @@ def test_where_no_plan_is_found_the_answer_says_why_it_waits_and_nothing_moves()
     assert ["not_now.share"] == [reason.code for reason in reply.reasons]
     world.pass_time(2)
     assert [] == moves_told(world, "c") + moves_told(world, "d")
+
+
+def test_pods_that_were_bound_stay() -> None:
+    world = fragmented(pods=[{"namespace": "default", "name": "pod", "uid": "1"}])
+    assert State.STARTED == world.record("c").state
+    assert () == world.defragment("p1", "wide").moves
 
 
 def test_a_placer_that_does_not_lead_is_asked_as_well() -> None:

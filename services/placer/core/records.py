@@ -244,10 +244,12 @@ def _reservation(record: RequestRecord, replica: ReplicaRecord, size: Size) -> R
 def tenant_of(record: RequestRecord, held: Reservation) -> Tenant | None:
     """Who could be moved: what has started and is neither resized nor stopped, and is where the ledger says.
 
-    Of a request one replica moves at a time.
+    Of a request one replica moves at a time. Pods that were bound stay: they cannot be started a second time.
     """
     replica, body = replica_of(record, held.replica), record.body
-    if body is None or record.state != State.STARTED or held.container or replica is None or moving(record):
+    if body is None or body.pods is not None or held.container or replica is None:
+        return None
+    if record.state != State.STARTED or moving(record):
         return None
     at_rest = replica.state == State.STARTED and replica.resizing is None
     if not at_rest or (replica.generation, replica.devices) != (held.generation, held.devices):
@@ -334,7 +336,18 @@ def event_of(record: RequestRecord, step: Step, ledger_id: str) -> PlaceEvent:
         said |= {"placements": placements(record, ledger_id), "exit_code": record.exit_code}
         if step.state in {State.QUEUED, State.REJECTED, State.WAITING, State.FAILED}:
             said |= {"reasons": record.reasons}
+        if step.state in {MOVING, MOVED}:
+            said |= {"moves": tuple(_under_way(record))}
     return PlaceEvent(**_said(said))
+
+
+def _under_way(record: RequestRecord) -> Iterator[PlannedMove]:
+    """Of each replica with two places, from where it goes to where."""
+    for each in record.replicas:
+        old, new = (each, each.to) if each.to is not None else (each.leaving, each)
+        if old is not None and old.node is not None and new.node is not None:
+            move = Move(record.request_id, old.node, old.devices, Assignment(each.replica, new.node, new.devices))
+            yield told_move(move)
 
 
 def event_id(record: RequestRecord, step: Step, ledger_id: str) -> str:
