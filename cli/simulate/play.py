@@ -164,9 +164,10 @@ class Play:
     def _make_room(self) -> None:
         while self._defragment and self._waiting:
             number = self._waiting[0][1]
-            for move in self._world.moves(self._arrivals[number].request, _name(number), self._tenant):
+            found = self._world.moves(self._arrivals[number].request, _name(number), self._tenant)
+            for move in found:
                 self._move(move)
-            if not isinstance(self._try(number), Fits):
+            if not found or not isinstance(self._try(number), Fits):
                 return
             del self._waiting[0]
 

@@ -132,17 +132,8 @@ def body_of(found: Result) -> dict[str, Any]:
     """As JSON has it."""
     percents = ("arrived", "allocated", "fragmented", "waiting_demand")
     percent = {f"{name}_percent": getattr(found, name) for name in percents}
-    counts = (
-        "placed",
-        "refused",
-        "expired",
-        "waiting",
-        "had_to_wait",
-        "moves",
-        "decisions",
-        "decisions_per_s",
-        "digest",
-    )
+    counts = ["placed", "refused", "expired", "waiting", "had_to_wait", "moves"]
+    counts += ["decisions", "decisions_per_s", "digest"]
     levels = found.curve.allocated.items()
     points = [[level, allocated, found.curve.fragmented[level]] for level, allocated in levels]
     return {"strategy": found.strategy, **percent, **{name: getattr(found, name) for name in counts}, "curve": points}

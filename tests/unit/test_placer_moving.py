@@ -225,6 +225,19 @@ def test_a_release_stops_both(effect: type, silent: str) -> None:
     world.check_settled()
 
 
+def test_a_place_is_not_given_back_while_a_start_there_is_under_way() -> None:
+    """Lists show nothing of it until it is done."""
+    world, name = begun()
+    effect = world.tasks.popleft().effect
+    world.release("p1", name)
+    world.pass_time(5)
+    assert (State.STOPPING, [("n1", 1), ("n2", 2)]) == (world.record(name).state, reserved(world, name))
+    world.tell("p1", world._start(effect))
+    world.pass_time(5)
+    assert (State.RELEASED, []) == (world.record(name).state, run(world, name))
+    world.check_settled()
+
+
 @pytest.mark.parametrize("effect", [Start, Stop])
 @pytest.mark.parametrize("tasks", ["lost", "done"])
 def test_a_move_whose_owner_dies_is_finished_by_the_next_leader(effect: type, tasks: str) -> None:

@@ -219,7 +219,7 @@ class Scope:
 
     def may_move(self) -> bool:
         """Whether one more may be started elsewhere now."""
-        return self.draft.moving() < self.rules.moves_at_once
+        return self.draft.elsewhere() < self.rules.moves_at_once
 
     def starts(self, record: RequestRecord, only: frozenset[int] | None = None) -> tuple[Effect, ...]:
         """The starts that follow from a record whose replicas were just placed (only these where given)."""

@@ -69,7 +69,7 @@ class Ledger:
         self.freed: set[str] = set()
         """Nodes where something was seen to go or to shrink, reserved or kept: who waits may fit there. Whoever looks
         after those clears it."""
-        self.moving: set[str] = set()
+        self.elsewhere: set[str] = set()
         """Requests of which a replica is being started at a second place."""
         self.helped: set[str] = set()
         """Requests that wait and for which others may still move."""
@@ -144,7 +144,7 @@ class Ledger:
         """Nothing is known any more."""
         for kind in _KEYS:
             self._table(kind).clear()
-        for names in (self.live, self.moving, self.helped):
+        for names in (self.live, self.elsewhere, self.helped):
             names.clear()
         self.rebuilt.clear()
 
@@ -167,7 +167,7 @@ class Ledger:
             stored = self.records.get(key.name)
             record = stored.value if stored and stored.value and not stored.value.final else None
             _keep(self.live, key.name, kept=record is not None)
-            _keep(self.moving, key.name, kept=record is not None and starts_elsewhere(record))
+            _keep(self.elsewhere, key.name, kept=record is not None and starts_elsewhere(record))
             _keep(self.helped, key.name, kept=record is not None and _is_helped(record))
             now = record.shadow if record else ()
             if before.value is not None and before.value.shadow != now:
@@ -265,10 +265,10 @@ class Draft:
         mine = key(record)
         return sum(key(each) < mine for each in self._all_live() if each.state in UNPLACED)
 
-    def moving(self) -> int:
-        """How many are being started at a second place."""
+    def elsewhere(self) -> int:
+        """Of how many requests a replica is being started at a second place."""
         planned = sum(starts_elsewhere(record) for record in self._records.values())
-        return planned + len(self._ledger.moving - self._records.keys())
+        return planned + len(self._ledger.elsewhere - self._records.keys())
 
     def _all_live(self) -> Iterator[RequestRecord]:
         yield from self._records.values()

@@ -149,12 +149,14 @@ class Judge:
         which = (record.request_id, replica.replica, replica.generation)
         if replica.state == State.STARTED:
             result.intents.append(MarkExited(*which, None))
-        elif replica.state == State.STOPPING:
+            return
+        labels = labels_of(record, replica, self.ledger_id)
+        if self.busy(labels.container):
+            return
+        if replica.state == State.STOPPING:
             result.intents.append(MarkGone(*which))
         elif replica.state == State.PLACED and record.body is not None:
-            labels = labels_of(record, replica, self.ledger_id)
-            if not self.busy(labels.container):
-                result.effects.append(Start(labels, record.body))
+            result.effects.append(Start(labels, record.body))
 
 
 def _end(found: Found) -> Effect:
