@@ -37,7 +37,6 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--departures", action="store_true", help="use the trace's times: requests leave, and who waits is tried again"
     )
-    parser.add_argument("--defragment", action="store_true", help="others move so that the first that waits fits")
     parser.add_argument("--stretch", type=float, default=1.0, metavar="X", help="how long all stay, times X (1)")
     parser.add_argument("--seed", type=int, help="equals and the strategy random by this chance; else equals by name")
     parser.add_argument(
@@ -106,7 +105,7 @@ def _play(args: Namespace, trace: Trace, nodes: list[NodeFacts], strategy: str) 
     tie = "" if args.seed is None else str(args.seed)
     strategies = with_profiles(_profiles(args.profiles))
     world = World(nodes, strategy, trace.workload, foresight=args.foresight, tie=tie, strategies=strategies)
-    return Play(world, arrivals, defragment=args.defragment).through()
+    return Play(world, arrivals).through()
 
 
 def _profiles(text: str | None) -> dict[str, dict[str, Any]]:
@@ -143,17 +142,14 @@ def _placements(played: list[Played]) -> list[dict[str, str]]:
 
 def _show(console: Console, args: Namespace, played: list[Played], results: list[Result]) -> None:
     when = "means over the time of arrivals" if args.departures else "after the last arrival"
-    columns = (*_COLUMNS[:-1], "moves", _COLUMNS[-1]) if args.defragment else _COLUMNS
-    console.print(table(f"{args.trace.name}, {when}", columns, (_row(args, each) for each in results)))
+    console.print(table(f"{args.trace.name}, {when}", _COLUMNS, map(_row, results)))
     if args.placements:
         console.print()
         lines = _placements(played)
         console.print(table("", ("request", *(each.strategy for each in results)), [tuple(x.values()) for x in lines]))
 
 
-def _row(args: Namespace, found: Result) -> tuple[object, ...]:
+def _row(found: Result) -> tuple[object, ...]:
     percent = (found.arrived, found.allocated, found.fragmented, found.waiting_demand)
-    counts = (found.placed, found.refused, found.expired, found.waiting, found.had_to_wait)
-    moves = (found.moves,) if args.defragment else ()
-    told = (None if value is None else f"{value:.2f}" for value in percent)
-    return (found.strategy, *told, *counts, *moves, found.decisions_per_s)
+    counts = (found.placed, found.refused, found.expired, found.waiting, found.had_to_wait, found.decisions_per_s)
+    return (found.strategy, *(None if value is None else f"{value:.2f}" for value in percent), *counts)

@@ -12,10 +12,9 @@ from cli.simulate.trace import Arrival
 from cli.simulate.watch import Watch
 from cli.simulate.world import World
 from services.placer.core.intents import Rules
-from services.placer.core.outcome import Assignment, Decision, Fits, Move, NotNow
-from services.placer.core.question import Tenant
+from services.placer.core.outcome import Assignment, Decision, Fits, NotNow
 from services.placer.core.records import new_record, order
-from shared.messages import PlaceRequest, Reservation
+from shared.messages import PlaceRequest
 
 REFUSED, EXPIRED, WAITING = "refused", "expired", "waiting"
 _LEAVES, _EXPIRES = range(2)
@@ -47,20 +46,17 @@ class Played:
     steps: Sequence[Step]
     decisions: int
     decisions_s: float
-    moves: int
 
 
 class Play:
     """One run. As the placer does it: what does not fit now waits if it says `queue`, in the order of the ledger.
 
     Whenever somebody has left, all that wait are tried in that order, and each that fits is placed. Of events at the
-    same time those who leave come first. The end is the last arrival. With `defragment` others move for the first that
-    waits, as soon as a plan is found; a move takes no time.
+    same time those who leave come first. The end is the last arrival.
     """
 
-    def __init__(self, world: World, arrivals: Sequence[Arrival], *, defragment: bool = False) -> None:
+    def __init__(self, world: World, arrivals: Sequence[Arrival]) -> None:
         self._world, self._watch, self._arrivals = world, Watch(world), arrivals
-        self._defragment, self._moves = defragment, 0
         self._fates: dict[int, Fate] = {}
         self._due: list[tuple[int, int, int]] = []
         self._waiting: list[tuple[_Order, int]] = []
@@ -83,7 +79,6 @@ class Play:
             self._steps,
             self._decisions,
             self._decisions_s,
-            self._moves,
         )
 
     def _arrive(self, number: int, arrival: Arrival) -> None:
@@ -97,7 +92,6 @@ class Play:
         else:
             self._fates[number] = REFUSED
         self._note()
-        self._make_room()
 
     def _try(self, number: int) -> Decision:
         arrival, started_s = self._arrivals[number], time.process_time()
@@ -159,34 +153,6 @@ class Play:
                 refused.add(kind)
                 left.append(entry)
         self._waiting = left
-        self._make_room()
-
-    def _make_room(self) -> None:
-        while self._defragment and self._waiting:
-            number = self._waiting[0][1]
-            found = self._world.moves(self._arrivals[number].request, _name(number), self._tenant)
-            for move in found:
-                self._move(move)
-            if not found or not isinstance(self._try(number), Fits):
-                return
-            del self._waiting[0]
-
-    def _tenant(self, held: Reservation) -> Tenant:
-        number, places = self._placed(held.request_id)
-        asked = self._world.asked(self._arrivals[number].request, held.request_id)
-        return Tenant(asked, tuple(each for each in places if each.replica != held.replica))
-
-    def _move(self, move: Move) -> None:
-        number, places = self._placed(move.request_id)
-        self._world.move(move, self._arrivals[number].request)
-        self._fates[number] = tuple(move.to if each.replica == move.to.replica else each for each in places)
-        self._moves += 1
-        self._note([move.node, move.to.node])
-
-    def _placed(self, name: str) -> tuple[int, tuple[Assignment, ...]]:
-        places = self._fates[int(name)]
-        assert not isinstance(places, str), "who holds something has been placed"
-        return int(name), places
 
     def _note(self, changed: Iterable[str] = ()) -> None:
         self._steps.append(Step(self._now_us, self._arrived, self._held, self._waits))

@@ -42,7 +42,6 @@ class Result:
     expired: int
     waiting: int
     had_to_wait: int
-    moves: int
     decisions: int
     decisions_per_s: int
     digest: str
@@ -66,7 +65,6 @@ def result(played: Played, *, over_time: bool) -> Result:
         expired=fates.count(EXPIRED),
         waiting=fates.count(WAITING),
         had_to_wait=played.had_to_wait,
-        moves=played.moves,
         decisions=played.decisions,
         decisions_per_s=round(played.decisions / (played.decisions_s or 1)),
         digest=_digest(played),
@@ -132,8 +130,7 @@ def body_of(found: Result) -> dict[str, Any]:
     """As JSON has it."""
     percents = ("arrived", "allocated", "fragmented", "waiting_demand")
     percent = {f"{name}_percent": getattr(found, name) for name in percents}
-    counts = ["placed", "refused", "expired", "waiting", "had_to_wait", "moves"]
-    counts += ["decisions", "decisions_per_s", "digest"]
+    counts = ("placed", "refused", "expired", "waiting", "had_to_wait", "decisions", "decisions_per_s", "digest")
     levels = found.curve.allocated.items()
     points = [[level, allocated, found.curve.fragmented[level]] for level, allocated in levels]
     return {"strategy": found.strategy, **percent, **{name: getattr(found, name) for name in counts}, "curve": points}

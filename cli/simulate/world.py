@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from services.placer.core.cluster import Cluster
 from services.placer.core.demand import Demand
-from services.placer.core.outcome import Assignment, Decision, Fits, Move
+from services.placer.core.outcome import Assignment, Decision, Fits
 from services.placer.core.outlooks import Learned, looking_ahead, outlook_on
-from services.placer.core.pipeline import decide, moves
-from services.placer.core.question import Tenants
+from services.placer.core.pipeline import decide
 from services.placer.core.strategies import STRATEGIES, Strategy, strategy_named
 from services.placer.core.strategies.random_choice import Random
 from services.placer.core.strategies.workload import Workload
@@ -51,7 +50,7 @@ class World:
 
     def place(self, request: PlaceRequest, name: str, tie: str | None = None) -> Decision:
         """Decides by the strategy of this world and reserves; equals go by `tie`, or by name where it is empty."""
-        asked = self.asked(request, name)
+        asked = self._with_strategy(request, name)
         decision = decide(
             self.cluster,
             asked,
@@ -69,26 +68,14 @@ class World:
             held = self.cluster.reservations(node)
             self.cluster.set_reservations(node, tuple(one for one in held if one.request_id != name))
 
-    def moves(self, request: PlaceRequest, name: str, tenants: Tenants) -> tuple[Move, ...]:
-        """Of others, in their order, after which it fits; none where none were found."""
-        strategies = self._learned.strategies
-        return moves(self.cluster, self.asked(request, name), tenants=tenants, strategies=strategies, tie=self._tie)
-
-    def move(self, move: Move, request: PlaceRequest) -> None:
-        """Done at once; `request` is that of who moves."""
-        held = self.cluster.reservations(move.node)
-        gone = (move.request_id, move.to.replica)
-        self.cluster.set_reservations(move.node, tuple(r for r in held if (r.request_id, r.replica) != gone))
-        self._reserve(self.asked(request, move.request_id), move.request_id, [move.to])
-
     def _reserve(self, asked: PlaceRequest, name: str, places: Iterable[Assignment]) -> None:
         demand = Demand.of(asked)
         for place in places:
             taken = demand.reservation(name, place.replica, 1, place.devices)
             self.cluster.set_reservations(place.node, (*self.cluster.reservations(place.node), taken))
 
-    def asked(self, request: PlaceRequest, name: str) -> PlaceRequest:
-        """By this world's strategy. Requests that were one object stay one, unless chance is to go by the name."""
+    def _with_strategy(self, request: PlaceRequest, name: str) -> PlaceRequest:
+        """Requests that were one object stay one, unless chance is to go by the name."""
         if id(request) not in self._asked:
             self._asked[id(request)] = request, request.model_copy(update={"strategy": self.strategy})
         asked = self._asked[id(request)][1]

@@ -30,12 +30,10 @@ def come(name: str, count: int = 1, at_us: int | None = None, stay_us: int | Non
     return Arrival(name, asked, Demand.of(asked), at_us, stay_us)
 
 
-def play(
-    nodes: list[NodeFacts], arrivals: list[Arrival], strategy: str = "binpack", *, defragment: bool = False, **plan: Any
-) -> Played:
+def play(nodes: list[NodeFacts], arrivals: list[Arrival], strategy: str = "binpack", **plan: Any) -> Played:
     trace = Trace("by hand", tuple(arrivals))
     world = World(nodes, strategy, trace.workload, foresight=True)
-    return Play(world, Plan(**plan).of(trace), defragment=defragment).through()
+    return Play(world, Plan(**plan).of(trace)).through()
 
 
 def figures(nodes: list[NodeFacts], arrivals: list[Arrival], **plan: Any) -> Result:
@@ -104,26 +102,6 @@ def test_a_gang_is_placed_whole_or_waits_whole() -> None:
     played = play([node("a", 2), node("b", 2)], [come("gang", 2, replicas=2), come("other", replicas=2)])
     assert {"gang": "a:0-1 b:0-1", "other": "waiting"} == fates(played)
     assert 100 == result(played, over_time=False).allocated
-
-
-def test_with_defragmentation_others_move_for_the_first_that_waits() -> None:
-    arrivals = [come("first"), come("second"), come("wide", 2), come("more")]
-    played = play([node("a", 2), node("b", 2)], arrivals, "spread", defragment=True)
-    assert {"first": "b:1", "second": "b:0", "wide": "a:0-1", "more": "waiting"} == fates(played)
-    found = result(played, over_time=False)
-    assert (1, 2, 1) == (found.moves, found.had_to_wait, found.waiting)
-    assert 0 == result(play([node("a", 2), node("b", 2)], arrivals, "spread"), over_time=False).moves
-
-
-def test_one_of_a_gang_moves_and_all_of_it_leaves_in_the_end() -> None:
-    arrivals = [
-        come("gang", at_us=0, stay_us=10 * SECOND_US, replicas=2, spread_over="node"),
-        come("wide", 2, at_us=1 * SECOND_US, stay_us=100 * SECOND_US),
-        come("after", 2, at_us=5 * SECOND_US, stay_us=100 * SECOND_US),
-        come("last", at_us=20 * SECOND_US, stay_us=1),
-    ]
-    played = play([node("a", 2), node("b", 2)], arrivals, "binpack", departures=True, defragment=True)
-    assert {"gang": "b:1 b:0", "wide": "a:0-1", "after": "b:0-1", "last": "waiting"} == fates(played)
 
 
 def test_fragments_are_what_each_kind_could_not_use_as_often_as_it_comes() -> None:
