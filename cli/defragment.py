@@ -1,4 +1,4 @@
-"""``laxity defragment``: which containers would have to move so that a waiting request fits; nothing is moved."""
+"""``laxity defragment``: has a few containers moved so that a waiting request fits, or only says which would be."""
 
 from __future__ import annotations
 
@@ -9,33 +9,35 @@ from rich.console import Console
 from rich.text import Text
 
 from cli import client as clients
+from cli import place
 from cli.client import Client
 from cli.output import CommandError, Exit, Output
 from cli.place import dry_run, move_line, why
-from shared.messages import PlaceReply, RequestRecord, State
+from shared.messages import DefragmentRequest, PlaceReply, RequestRecord, State
 from shared.subjects import LEDGER, request_key
 
-HELP = "plan moves of others that let a waiting request fit"
+HELP = "have others moved so that a waiting request fits"
 _WAITING = frozenset({State.QUEUED, State.WAITING})
 
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("request_id")
-    parser.add_argument(
-        "--dry-run", action="store_true", required=True, help="only plan: nothing carries moves out yet"
-    )
+    parser.add_argument("--dry-run", action="store_true", help="only say which moves that would take")
 
 
 def run(args: Namespace, output: Output) -> Exit:
-    reply = asyncio.run(_planned(args))
+    reply = asyncio.run(_ask(args))
     output.result(reply, lambda console: show(console, reply))
-    return Exit.OK if reply.moves or reply.placements else Exit.REFUSED
+    if reply.outcome == "error":
+        return Exit.USAGE
+    return Exit.REFUSED if reply.outcome == "unknown" or (reply.reasons and not reply.moves) else Exit.OK
 
 
-async def _planned(args: Namespace) -> PlaceReply:
+async def _ask(args: Namespace) -> PlaceReply:
     async with clients.of(args) as client:
-        reply = await plan(client, args.request_id)
-    return reply.model_copy(update={"request_id": args.request_id})
+        if args.dry_run:
+            return (await plan(client, args.request_id)).model_copy(update={"request_id": args.request_id})
+        return await client.ask(client.subjects.defragment, DefragmentRequest(request_id=args.request_id), PlaceReply)
 
 
 async def plan(client: Client, request_id: str) -> PlaceReply:
@@ -52,13 +54,16 @@ async def plan(client: Client, request_id: str) -> PlaceReply:
 
 def show(console: Console, reply: PlaceReply) -> None:
     """The moves in their order, or why there are none."""
-    if reply.placements:
-        console.print(f"{reply.request_id} fits without a move")
-    elif reply.moves:
-        console.print(f"{reply.request_id} would fit after {len(reply.moves)} move(s):")
+    if reply.moves:
+        fits = "would fit after" if reply.dry_run else "will be tried again after"
+        console.print(f"{reply.request_id} {fits} {len(reply.moves)} move(s):")
         for number, move in enumerate(reply.moves, 1):
             console.print(Text(f"  {number}. {move_line(move)}"))
-    else:
+    elif reply.error or reply.outcome == "unknown":
+        place.show(console, reply)
+    elif reply.reasons:
         console.print(f"{reply.request_id}: no plan was found")
         for line in why(reply):
             console.print(Text(f"  {line}"))
+    else:
+        console.print(f"{reply.request_id}: {', '.join(reply.warnings) or 'fits without a move'}")

@@ -33,6 +33,7 @@ CONTRACT = (
     messages.PlaceReply,
     messages.ConfirmRequest,
     messages.ResizeRequest,
+    messages.DefragmentRequest,
     messages.ReleaseRequest,
     messages.PlaceEvent,
     messages.TaskBatch,

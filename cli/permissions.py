@@ -72,7 +72,7 @@ class Rules:
     def placer(self) -> User:
         says = (f"{self.prefix}.events.place.>", self._key(LEDGER), *self._reads(LEDGER, NODES))
         says = (*says, *self._works(PLACE_STREAM, "placer"), *self._makes_streams())
-        hears = tuple(f"{self.prefix}.{word}" for word in ("place", "confirm", "resize", "release"))
+        hears = tuple(f"{self.prefix}.{word}" for word in ("place", "confirm", "resize", "defragment", "release"))
         return self._service("placer", "decides; keeps the ledger; makes and mends the streams", says, hears)
 
     def kube_bridge(self) -> User:
@@ -87,9 +87,10 @@ class Rules:
     # --- everybody else ---
 
     def operator(self) -> User:
-        """Whoever runs the cluster: everything that is read, streams, and the ledger's identity."""
-        says = (*self._asks(), f"$KV.{named(LEDGER, self.prefix)}.ledger", "$SRV.>", "$JS.>", self._inbox(OPERATOR))
-        about = "runs the cluster: reads all, makes, deletes and restores streams, accepts a ledger"
+        """Whoever runs the cluster: everything that is read, streams, moves, and the ledger's identity."""
+        own = (f"{self.prefix}.defragment", f"$KV.{named(LEDGER, self.prefix)}.ledger", "$SRV.>", "$JS.>")
+        says = (*self._asks(), *own, self._inbox(OPERATOR))
+        about = "runs the cluster: reads all, moves containers, makes, deletes and restores streams, accepts a ledger"
         return User(OPERATOR, CORE, about, says, (f"{self.prefix}.>", self._inbox(OPERATOR)))
 
     def monitor(self, token: str) -> User:

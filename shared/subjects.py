@@ -84,6 +84,10 @@ class Subjects:
         return f"{self.prefix}.resize"
 
     @property
+    def defragment(self) -> str:
+        return f"{self.prefix}.defragment"
+
+    @property
     def nodes(self) -> str:
         return f"{self.prefix}.nodes"
 

@@ -25,7 +25,7 @@ LEDGER = "KV_rt_ledger"
 SEEN = "seen"
 HOLDING = {"held", "placed", "started", "stopping"}
 FINAL = {"exited", "released", "rejected", "failed", "expired"}
-NO_STATES = {"accepted", "resizing", "resized", "resize_failed"}
+NO_STATES = {"accepted", "resizing", "resized", "resize_failed", "moving", "moved", "move_failed"}
 FOLLOWS = {
     "accepted": {"placed", "held", "queued", "rejected", "expired"},
     "queued": {"placed", "held", "expired", "released"},
@@ -178,9 +178,11 @@ def _held_by(record: Json) -> Iterator[Held]:
     share = round(gpu.get("share", 1.0) * WHOLE) if gpu else 0
     sizes = (share, gpu.get("memory_mib", 0), body.get("cpu_milli", 0), body.get("memory_mib", 0))
     for each in record.get("replicas", ()):
-        if each["state"] in HOLDING:
-            devices = tuple(each.get("devices", ()))
-            yield (record["request_id"], each["replica"], each["generation"], each["node"], devices, *sizes)
+        sites = [each] if each["state"] in HOLDING else []
+        sites += [each[other] for other in ("to", "leaving") if each.get(other)]
+        for site in sites:
+            devices = tuple(site.get("devices", ()))
+            yield (record["request_id"], each["replica"], site["generation"], site["node"], devices, *sizes)
 
 
 def _over(node: str, has: Capacity, reservations: list[Json]) -> Iterator[str]:
@@ -230,8 +232,14 @@ def _unsound_change(before: Json, after: Json) -> Iterator[str]:
         yield "its past is another one"
     if after["steps"][-1]["number"] < before["steps"][-1]["number"]:
         yield "steps went back"
-    was = {each["replica"]: each["generation"] for each in before.get("replicas", ())}
+    was = {each["replica"]: each for each in before.get("replicas", ())}
     new = after["steps"][-1]["number"] - before["steps"][-1]["number"]
     for each in after.get("replicas", ()):
-        if not 0 <= each["generation"] - was.get(each["replica"], 0) <= new:
-            yield f"generation of {each['replica']} went from {was.get(each['replica'])} to {each['generation']}"
+        if not _follows(old := was.get(each["replica"], {}), each, new):
+            yield f"generation of {each['replica']} went from {old.get('generation')} to {each['generation']}"
+
+
+def _follows(before: Json, after: Json, steps: int) -> bool:
+    """A step gives out one generation at most, also where a move comes to nothing; none comes back."""
+    was, now = (max(each.get("generation", 0), each.get("used", 0)) for each in (before, after))
+    return 0 <= now - was <= steps and before.get("generation", 0) <= after["generation"]

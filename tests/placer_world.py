@@ -36,11 +36,13 @@ from services.placer.core.containers import (
 from services.placer.core.core import Core
 from services.placer.core.intents import Rules
 from services.placer.core.invariants import ledger_faults
+from services.placer.core.records import moving
 from services.placer.core.telling import Deliver, Delivered
 from shared.effects import Ack, Commit, Draining, KeyChanged, Publish, Received, Reply, Tick, WatchReplayed
 from shared.messages import (
     ConfirmRequest,
     ContainerLabels,
+    DefragmentRequest,
     DeviceFacts,
     LedgerIdentity,
     NodeFacts,
@@ -304,6 +306,9 @@ class World:
     def resize(self, placer: str, request_id: str, **size: int) -> PlaceReply:
         return self.answer(self.ask(placer, ResizeRequest(request_id=request_id, **size)))
 
+    def defragment(self, placer: str, request_id: str) -> PlaceReply:
+        return self.answer(self.ask(placer, DefragmentRequest(request_id=request_id)))
+
     def confirm(self, placer: str, request_id: str, generation: int) -> PlaceReply:
         return self.answer(self.ask(placer, ConfirmRequest(request_id=request_id, generation=generation)))
 
@@ -412,6 +417,7 @@ class World:
         """What must hold once everything had time: what runs is what the keys say, and everything was told."""
         self.check()
         records = self.records()
+        assert not [request_id for request_id, record in records.items() if moving(record)]
         wanted = {
             (record.request_id, each.replica, each.generation)
             for record in records.values()

@@ -15,6 +15,7 @@ from shared.clock import SystemClock
 from shared.messages import (
     BusEvent,
     ConfirmRequest,
+    DefragmentRequest,
     NodeReservations,
     PlaceEvent,
     PlaceReply,
@@ -52,10 +53,18 @@ SERVICE = Service(
             queue="placer",
             fault=PlaceReply.of_error,
         ),
+        Listen(
+            "defragment",
+            "request",
+            DefragmentRequest,
+            about="let others move so that it fits",
+            queue="placer",
+            fault=PlaceReply.of_error,
+        ),
         Listen("release", "request", ReleaseRequest, about="end it", queue="placer", fault=PlaceReply.of_error),
     ),
     publishes=(
-        Publishes("(reply)", "reply", PlaceReply, "to rt.place, rt.confirm, rt.resize and rt.release: one each"),
+        Publishes("(reply)", "reply", PlaceReply, "to each question above: one each"),
         Publishes("events.place.<request>", "event", PlaceEvent, "each step of a request's life; how far a pull is"),
         Publishes("events.bus.placer", "event", BusEvent, "the ledger changed; a container that no key explains"),
         Publishes(LEDGER, "kv", RequestRecord, "request.<request id>: where a request is in its life"),

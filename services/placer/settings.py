@@ -57,6 +57,13 @@ class PlacerSettings(ServiceSettings):
     """How long a final key stays: longer than RT_PLACE keeps copies of requests (an hour), so no copy looks new."""
     batch: int = Field(default=64, ge=1, le=500)
     """Transitions planned into one commit: one write to the disk for all of them, and few lost by one conflict."""
+    defragment: Literal["off", "waiting"] = "off"
+    """Whether the first request that waits may have others move (docs/placement.md) without an operator's word: off,
+    since who moves starts anew."""
+    moves_at_once: int = Field(default=1, ge=1, le=64)
+    """Containers that are being started elsewhere at a time: each has two reservations meanwhile."""
+    move_rest_us: int = Field(default=600_000_000, ge=0)
+    """How long who has moved stays where it is, unless an operator asks: ten minutes, much longer than most starts."""
     start_timeout_us: int = Field(default=300_000_000, ge=1_000_000)
     """A start that takes longer counts as failed: five minutes pull a large image."""
 
@@ -91,5 +98,8 @@ class PlacerSettings(ServiceSettings):
             age_us=self.queue_age_us,
             heads=self.queue_heads,
             patience_us=self.queue_patience_us,
+            defragment=self.defragment,
+            moves_at_once=self.moves_at_once,
+            move_rest_us=self.move_rest_us,
             strategies=with_profiles(self.profiles),
         )

@@ -79,6 +79,14 @@ class Size(Message):
     memory_mib: int
 
 
+class Site(Message):
+    """The other place that one replica has while it moves."""
+
+    generation: int
+    node: Name
+    devices: tuple[str, ...] = ()
+
+
 class ReplicaRecord(Message):
     """One replica of a request. ``state`` is one of State; ``node`` None where it holds nothing."""
 
@@ -92,6 +100,12 @@ class ReplicaRecord(Message):
     """What it has, where that is not what the body says."""
     resizing: Size | None = None
     """What its owner is giving it; until that is known to be so, the larger of both is reserved."""
+    to: Site | None = None
+    """Where it moves: reserved, and being started there; until that is seen to run it is where it was."""
+    leaving: Site | None = None
+    """Where it moved from, or was to move: reserved until it was seen to be gone from there."""
+    used: int = 0
+    """The newest generation that a move was given: the next one is newer, also where that move came to nothing."""
 
 
 class ShadowPlace(Message):
@@ -100,6 +114,15 @@ class ShadowPlace(Message):
     replica: int
     node: Name
     devices: tuple[str, ...] = ()
+
+
+class RoomMade(Message):
+    """What others do for a request that waits: they move, one after another."""
+
+    left: int = 0
+    """How many moves may still be begun."""
+    mover: str | None = None
+    """The request of which a replica moved last."""
 
 
 class RequestRecord(Message):
@@ -136,6 +159,8 @@ class RequestRecord(Message):
     """What its next start gets, where that is not what the body says."""
     shadow: tuple[ShadowPlace, ...] = ()
     """While it waits: where whoever comes after it in the queue leaves room for it. The leader chooses."""
+    room: RoomMade | None = None
+    """While it waits: the moves of others that make room for it."""
 
 
 def container_name(ledger_id: str, request_id: str, replica: int, generation: int) -> str:

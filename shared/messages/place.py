@@ -1,4 +1,4 @@
-"""Requests for placement and their answers: rt.place, rt.confirm, rt.resize, rt.release, rt.events.place.*."""
+"""What placers are asked and answer: rt.place, rt.confirm, rt.resize, rt.defragment, rt.release; rt.events.place.*."""
 
 from __future__ import annotations
 
@@ -154,6 +154,7 @@ class PlaceRequest(Message):
     hold_us: Annotated[int, Field(gt=0, le=3_600_000_000)] | None = None
     restart: Literal["never", "on_failure"] = "never"
     on_risk: Literal["notify", "move"] = "notify"
+    """What follows where a guarantee is missed on its device: an event alone, or it is also moved to another one."""
     dry_run: bool = False
 
     @classmethod
@@ -231,7 +232,7 @@ class FieldFault(Message):
 
 
 class PlaceReply(Message):
-    """The one answer to rt.place, rt.confirm, rt.resize and rt.release."""
+    """The one answer to rt.place, rt.confirm, rt.resize, rt.defragment and rt.release."""
 
     outcome: str
     request_id: str | None
@@ -249,7 +250,8 @@ class PlaceReply(Message):
     fits_by_size: Mapping[int, Annotated[int, Field(ge=0)]] | None = None
     """Of a dry run whose strategy has fixed sizes: for each, how many more requests of so many devices would fit."""
     moves: tuple[PlannedMove, ...] = ()
-    """Of a dry run that does not fit now: moves of others, in their order, after which it would. Nothing is moved."""
+    """Moves of others, in their order, after which it would fit. Of a dry run nothing is moved. Of rt.defragment they
+    are begun one after another, each planned again as things are then."""
     exit_code: int | None = None
     unproven: bool = False
     warnings: tuple[str, ...] = ()
@@ -270,6 +272,12 @@ class ConfirmRequest(Message):
 
 
 class ReleaseRequest(Message):
+    request_id: Name
+
+
+class DefragmentRequest(Message):
+    """Let others move so that this one, which waits, fits."""
+
     request_id: Name
 
 
@@ -299,7 +307,8 @@ PULLING = "pulling"
 class PlaceEvent(Message):
     """One step of a request's life.
 
-    ``state`` also says ``accepted``, ``moved``, ``resizing``, ``resized`` and ``resize_failed``, which are no states.
+    ``state`` also says ``accepted``, ``resizing``, ``resized``, ``resize_failed``, ``moving``, ``moved`` and
+    ``move_failed``, which are no states; ``detail`` of a move says which replica goes from where to where.
     ``pulling`` is no step either: ``step`` is 0, ``detail`` says in numbers how far the pull of the image is, and the
     next one is at least a second later. It is told for as long as the start waits for the pull.
     """
@@ -313,5 +322,7 @@ class PlaceEvent(Message):
     placements: tuple[Placement, ...] = ()
     reasons: tuple[Reason, ...] = ()
     would_fit_if: tuple[str, ...] = ()
+    moves: tuple[PlannedMove, ...] = ()
+    """Of ``moving`` and ``moved``: which replica, from where to where."""
     exit_code: int | None = None
     detail: str | None = None

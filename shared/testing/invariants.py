@@ -20,6 +20,7 @@ from shared.messages import (
     PlaceEvent,
     ReplicaRecord,
     RequestRecord,
+    Site,
     State,
     TaskBatch,
     TaskEventKind,
@@ -88,10 +89,11 @@ class LedgerChecker:
 
     def _held(self) -> Counter[Held]:
         return Counter(
-            (record.request_id, each.replica, each.generation, each.node, each.devices)
+            (record.request_id, each.replica, site.generation, site.node, site.devices)
             for record in self.records.values()
             for each in record.replicas
-            if each.state in _HOLDING and each.node is not None
+            for site in _sites(each)
+            if site.node is not None
         )
 
     def _reserved(self) -> Counter[Held]:
@@ -101,6 +103,12 @@ class LedgerChecker:
             for each in found.reservations
             if each.container is None
         )
+
+
+def _sites(replica: ReplicaRecord) -> list[ReplicaRecord | Site]:
+    """Where it is, and where it moves to or what it leaves."""
+    sites = (replica if replica.state in _HOLDING else None, replica.to, replica.leaving)
+    return [each for each in sites if each is not None]
 
 
 def _difference(held: Counter[Held], reserved: Counter[Held]) -> Iterator[str]:
@@ -123,9 +131,11 @@ def _unsound_change(before: RequestRecord, after: RequestRecord) -> Iterator[str
 
 
 def _generation_follows(before: ReplicaRecord, after: ReplicaRecord) -> bool:
-    """The same, or the next one for a new placement."""
-    step = after.generation - before.generation
-    return step == 0 or (step == 1 and after.node is not None) or (before.generation == 0 and step > 0)
+    """The same, or the next one for a new placement or a move."""
+    was, now = (max(each.generation, each.used) for each in (before, after))
+    step = now - was
+    follows = step == 0 or (step == 1 and after.node is not None) or (was == 0 and step > 0)
+    return follows and before.generation <= after.generation
 
 
 @dataclass

@@ -45,9 +45,13 @@ class ServiceProcess:
         return (self._folder / f"{self._module}.log").read_text(errors="replace")
 
     def start(self) -> Self:
-        """Returns once the service says that it is ready."""
+        """Returns once the service says that it is ready; one that does not is not left behind."""
         self.begin()
-        return self.until_ready()
+        try:
+            return self.until_ready()
+        except RuntimeError:
+            self.kill()
+            raise
 
     def begin(self) -> None:
         """Started, and not waited for: several can get ready at the same time."""

@@ -25,6 +25,7 @@ SUBJECTS = {
     "rt.place": ("PlaceRequest", "PlaceRequest.hold"),
     "rt.confirm": ("ConfirmRequest",),
     "rt.resize": ("ResizeRequest",),
+    "rt.defragment": ("DefragmentRequest",),
     "rt.release": ("ReleaseRequest",),
     "rt.nodes": ("NodesQuery",),
     "rt.metrics.fuzz": ("NodeMetrics",),

@@ -7,14 +7,15 @@ step was told, and no request that was taken is lost.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from services.placer.core.intents import Rules
 from shared.effects import Commit, Disconnected, Received, Reconnected, Tick
-from shared.messages import ConfirmRequest, PlaceRequest, ReleaseRequest, ResizeRequest, State
+from shared.messages import ConfirmRequest, DefragmentRequest, PlaceRequest, ReleaseRequest, ResizeRequest, State
 from tests.placer_world import SECOND, WALL, World, request
 
 MOST_PLACERS = 3
@@ -30,7 +31,9 @@ BODIES: tuple[dict[str, Any], ...] = (
     {"gpu": {"count": 2}, "queue": True},
     {"gpu": None, "cpu_milli": 20_000, "memory_mib": 1_024, "queue": True, "restart": "on_failure"},
     {"gpu": None, "cpu_milli": 10_000, "memory_mib": 1_024, "queue": True, "replicas": 2},
+    {"strategy": "spread", "restart": "on_failure"},
 )
+WHOLE, SPREAD = 2, 10
 SEEN_NUMBER = st.integers(0, 1_000)
 
 
@@ -43,13 +46,30 @@ class PlacersMachine(RuleBasedStateMachine):
         self.copies: dict[int, PlaceRequest] = {}
         self.cut_off: set[str] = set()
 
-    @initialize(placers=st.integers(1, MOST_PLACERS))
-    def begin(self, placers: int) -> None:
+    @initialize(
+        placers=st.integers(1, MOST_PLACERS),
+        defragment=st.sampled_from(["off", "waiting"]),
+        fragmented=st.sampled_from([None, 0, 2]),
+    )
+    def begin(self, placers: int, defragment: Literal["off", "waiting"], fragmented: int | None) -> None:
+        self.world.rules = Rules(defragment=defragment, moves_at_once=2, move_rest_us=5 * SECOND)
         self.world.add_node("n1", 2)
         self.world.add_node("n2", 1)
         for _ in range(placers):
             self.world.placer()
         self.world.pass_time(2)
+        if fragmented is not None:
+            self.fragment(fragmented)
+
+    def fragment(self, failing: int) -> None:
+        """Half of each device is free, and one that waits for a whole one asks for room; so many moves fail."""
+        for request_id in ("a", "b", "c"):
+            self.place(request_id, SPREAD, 0, 0)
+            self.world.pass_time(1)
+            self.world.generations_fail[f"{request_id}{SPREAD}"] = failing
+        self.place("a", WHOLE, 0, 0)
+        self.world.settle()
+        self.defragment("a", WHOLE, 0)
 
     def pick(self, number: int) -> str:
         names = list(self.world.placers)
@@ -92,6 +112,10 @@ class PlacersMachine(RuleBasedStateMachine):
     def resize(self, request_id: str, variant: int, to: int, cpu_milli: int | None, memory_mib: int) -> None:
         size = {"cpu_milli": cpu_milli, "memory_mib": memory_mib}
         self.world.ask(self.pick(to), ResizeRequest(request_id=f"{request_id}{variant}", **size))
+
+    @rule(request_id=IDS, variant=st.sampled_from([WHOLE, 4, 7]), to=SEEN_NUMBER)
+    def defragment(self, request_id: str, variant: int, to: int) -> None:
+        self.world.ask(self.pick(to), DefragmentRequest(request_id=f"{request_id}{variant}"))
 
     @rule(most_mib=st.sampled_from([None, 1_024]))
     def engines_refuse(self, most_mib: int | None) -> None:

@@ -16,7 +16,7 @@ import pytest
 from services.placer.core.ledger import LEADER
 from services.placer.core.telling import Deliver
 from shared.effects import Commit, Publish, Received
-from shared.messages import ConfirmRequest, PlaceRequest, ReleaseRequest, ResizeRequest
+from shared.messages import ConfirmRequest, DefragmentRequest, PlaceRequest, ReleaseRequest, ResizeRequest
 from tests.placer_world import SECOND, WALL, World, request
 
 
@@ -171,6 +171,48 @@ def shrinks_and_restarts(world: DyingWorld) -> None:
     world.pass_time(3)
 
 
+def fragmented(world: DyingWorld, **body: Any) -> None:
+    """Undisturbed until half of each node is free, and `wide` waits for a whole one: `a` can move to the other."""
+    world.counting = False
+    place(world, request_id="b", candidates=["n1"])
+    place(world, strategy="spread", **body)
+    place(world, request_id="wide", gpu={"share": 1.0}, queue=True)
+    world.pass_time(1)
+    world.counting = True
+
+
+def others_move(world: DyingWorld) -> None:
+    fragmented(world)
+    world.client(DefragmentRequest(request_id="wide"))
+    world.pass_time(3)
+
+
+def moved(world: DyingWorld, **body: Any) -> None:
+    """`a` runs at its new place, and its old one does not answer."""
+    fragmented(world, **body)
+    world.silent_nodes.add("n0")
+    world.client(DefragmentRequest(request_id="wide"))
+    for _ in range(20):
+        if world.record("a").replicas[0].node == "n1":
+            return
+        world.pass_time(1)
+    raise AssertionError("not moved")
+
+
+def moves_and_is_released(world: DyingWorld) -> None:
+    moved(world)
+    release(world, "a")
+    world.silent_nodes.clear()
+
+
+def ends_while_it_moves(world: DyingWorld) -> None:
+    moved(world, restart="on_failure")
+    (new,) = [name for name in world.running("a") if world.boxes[name].labels.node == "n1"]
+    world.end(new, 3)
+    world.silent_nodes.clear()
+    world.pass_time(8)
+
+
 SCENARIOS: tuple[Script, ...] = (
     fits,
     gang,
@@ -189,6 +231,9 @@ SCENARIOS: tuple[Script, ...] = (
     runs_and_grows,
     runs_and_may_not_grow,
     shrinks_and_restarts,
+    others_move,
+    moves_and_is_released,
+    ends_while_it_moves,
 )
 
 

@@ -178,10 +178,7 @@ def test_strategies_are_compared_side_by_side() -> None:
     assert ["slot", "rejected", "none", "none", "none", "0", "0", "needs", "more"] == slot.split()
 
 
-def test_only_dry_runs_are_compared_and_defragmented(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_dry_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "r.yaml").write_text("command: [sleep]\n")
     assert Exit.USAGE == main(["place", "-f", str(tmp_path / "r.yaml"), "--compare", "binpack,spread"])
     assert "only with --dry-run" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as end:
-        parser().parse_args(["defragment", "r"])
-    assert Exit.USAGE == end.value.code

@@ -15,6 +15,7 @@ from shared.messages import (
     RequestRecord,
     Reservation,
     RingInfo,
+    Site,
     State,
     Step,
     TaskBatch,
@@ -105,6 +106,16 @@ def test_a_final_state_that_changes_is_found() -> None:
 def test_a_final_request_that_still_holds_something_is_found() -> None:
     faults = ledger([("node.n", reserved("a")), ("request.a", record("a", replica(), state=State.FAILED))])
     assert ["a is final, and replica 0 is started"] == faults
+
+
+def test_what_moves_holds_both_of_its_places() -> None:
+    away = replica(generation=2).model_copy(update={"leaving": Site(generation=1, node="n", devices=("d",)), "used": 2})
+    both = NodeReservations(
+        node="n", reservations=(*reserved("a").reservations, *reserved("a", generation=2).reservations)
+    )
+    assert [] == ledger([("node.n", both), ("request.a", record("a", away))])
+    (fault,) = ledger([("node.n", reserved("a", generation=2)), ("request.a", record("a", away))])
+    assert "held and not reserved" in fault
 
 
 @pytest.mark.parametrize("after, sound", [(1, True), (2, True), (3, False), (0, False)])

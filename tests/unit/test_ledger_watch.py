@@ -80,6 +80,34 @@ def test_what_is_held_and_not_reserved_is_a_fault_and_the_other_way_round(ledger
     assert f"{said} is reserved and not held" in ledger.commit(request(*PLACED, "failed", final=True))
 
 
+def test_a_move_holds_both_of_its_places(ledger: Writer) -> None:
+    life = (*PLACED, "started", "moving")
+    place = {"node": "n", "devices": ["e"]}
+    there = {"replica": 0, "state": "started", "generation": 1, "node": "n", "devices": ["d"]}
+    moving = request(*life, state="started", replicas=[there | {"to": place | {"generation": 2}, "used": 2}])
+    new = node("q", generation=2, devices=["e"])[1]["reservations"]
+    both = ("node.n", {"node": "n", "reservations": node("q")[1]["reservations"] + new})
+    ledger.commit(request(*PLACED), node("q"))
+    ledger.commit(request(*PLACED, "started"), node("q"))
+    assert [] == ledger.commit(moving, both)
+    left = {"replica": 0, "state": "started", "generation": 2, "used": 2} | place
+    ledger.commit(
+        request(
+            *life,
+            "moved",
+            state="started",
+            replicas=[left | {"leaving": {"node": "n", "devices": ["d"], "generation": 1}}],
+        )
+    )
+    ledger.commit(
+        request(*life, "moved", state="started", replicas=[left]), ("node.n", {"node": "n", "reservations": new})
+    )
+    assert [] == ledger.found()
+    ledger.commit(moving, ("node.n", {"node": "n", "reservations": new}))
+    assert "steps went back" in " ".join(ledger.found())
+    assert "('q', 0, 1, 'n', ('d',), 500000, 50, 500, 0) is held and not reserved" in ledger.found()
+
+
 def test_a_reservation_of_another_size_is_a_fault(ledger: Writer) -> None:
     assert 2 == len(ledger.commit(request(*PLACED), node("q", share_micro=400_000)))
 

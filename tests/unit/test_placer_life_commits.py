@@ -11,7 +11,7 @@ from services.placer.core.intents import Rules
 from services.placer.core.ledger import Draft, Ledger, parse_key
 from shared.effects import Commit, CommitDone, CommitOutcome, KeyChanged, Publish, Reply
 from shared.errors import FieldError
-from shared.messages import RequestRecord, State
+from shared.messages import DefragmentRequest, RequestRecord, State
 from shared.subjects import LEDGER
 from shared.testing.ledger import MemoryLedger
 from tests.placer_world import World, request
@@ -115,6 +115,25 @@ def test_a_key_that_cannot_be_agreed_on_makes_no_loop_at_full_speed(world: World
     world.pass_time(0.2)
 
     assert "placed" == world.answer(reply).outcome
+
+
+def test_after_a_time_out_a_record_to_which_the_batch_adds_no_step_is_no_evidence(world: World) -> None:
+    """What another placer has written on it has all the steps that the lost batch had."""
+    world.add_node("n2", 4)
+    world.placer("p2")
+    for request_id in ("a", "b"):
+        world.place("p1", request_id=request_id, gpu={"share": 1.0}, strategy="spread")
+    world.pass_time(2)
+    world.place("p1", request_id="wide", gpu={"count": 4}, queue=True)
+    for message in (request(request_id="first"), DefragmentRequest(request_id="wide"), request(request_id="new")):
+        world.ask("p1", message)
+    world.step_task()
+    lost = take_commit(world)
+    assert {"request.wide", "request.new"} <= {write.key for write in lost.writes}
+    world.release("p2", "wide")
+    world.tell("p1", world.ledger.unknown(lost, written=False))
+    world.settle()
+    assert world.has_key("new")
 
 
 @pytest.mark.parametrize("written", [True, False])

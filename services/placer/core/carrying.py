@@ -35,7 +35,7 @@ from services.placer.core.intents_resize import MarkResized, MarkResizeFailed
 from services.placer.core.leader import Leader
 from services.placer.core.ledger import Ledger
 from services.placer.core.reconcile import Judge
-from services.placer.core.records import nodes_of, replica_of, said
+from services.placer.core.records import holders, nodes_of, replica_of, said
 from services.placer.core.telling import Telling
 from shared.effects import Effect
 from shared.messages import ReplicaRecord, RequestRecord, Reservation, State, container_name
@@ -97,9 +97,8 @@ class Carrying:
         """Stop and resize what is to be, as its owner; what is under way with a container is left to end first."""
         if record.owner != self._placer.me:
             return
-        for each in record.replicas:
-            if each.node is None:
-                continue
+        for each in holders(record):
+            assert each.node is not None, "what holds has a node"
             if each.state == State.STOPPING:
                 self.carry([Stop(each.node, self._name(record, each))])
             elif each.state == State.STARTED and each.resizing is not None:

@@ -11,7 +11,7 @@ from services.placer.core.ledger import MOST_KEYS, Draft, parse_key
 from shared.effects import Commit, CommitDone, CommitOutcome, Effect, KeyChanged, Write
 from shared.errors import FieldError
 from shared.messages import RequestRecord
-from shared.subjects import LEDGER
+from shared.subjects import LEDGER, request_key
 
 MOST_CONFLICTS = 8
 """In a row, before the next try waits for a tick: a key that cannot be agreed on must not make a loop at full speed."""
@@ -127,18 +127,20 @@ class GroupCommit:
         self._conflicts = 0
 
 
-def was_written(writes: tuple[Write, ...], done: CommitDone) -> bool:
+def was_written(batch: Batch, done: CommitDone) -> bool:
     """Whether a batch is in the ledger. After an unknown outcome the keys tell: all of it is there or nothing.
 
-    Only keys that nobody else can have written alike are evidence: leases, and records that hold our last step.
+    Only keys that nobody else can have written alike are evidence: leases, and records that hold a step of this batch.
     """
     if done.outcome != CommitOutcome.UNKNOWN:
         return done.outcome == CommitOutcome.WRITTEN
     current = {change.key: change for change in done.current}
-    return any(_is_ours(write, current[write.key]) for write in writes if write.key in current)
+    steps = {request_key(record.request_id): before for record, before in batch.draft.records()}
+    known = (write for write in batch.commit.writes if write.key in current)
+    return any(_is_ours(write, current[write.key], steps.get(write.key, 0)) for write in known)
 
 
-def _is_ours(write: Write, current: KeyChanged) -> bool:
+def _is_ours(write: Write, current: KeyChanged, steps_before: int) -> bool:
     if write.value is None or current.value is None or current.revision <= write.expected:
         return False
     kind = parse_key(write.key).kind
@@ -148,7 +150,8 @@ def _is_ours(write: Write, current: KeyChanged) -> bool:
         ours, theirs = RequestRecord.trusted(write.value), RequestRecord.trusted(current.value)
     except FieldError:
         return False
-    return ours.owner == theirs.owner and ours.steps[-1] in theirs.steps
+    last = ours.steps[-1]
+    return last.number > steps_before and ours.owner == theirs.owner and last in theirs.steps
 
 
 def after_write(writes: tuple[Write, ...], done: CommitDone) -> list[KeyChanged]:

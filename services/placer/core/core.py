@@ -33,21 +33,24 @@ from services.placer.core.containers import (
     StopFailed,
     Stopped,
 )
+from services.placer.core.delivery import Delivery
 from services.placer.core.following import Following
 from services.placer.core.intents import Chooser, Intent, Rules, Scope
 from services.placer.core.intents_decide import Decide
-from services.placer.core.intents_leader import CreateLedger, DropLease, Lead, RenewLease, Resign
+from services.placer.core.intents_leader import CreateLedger, Lead, RenewLease, Resign
 from services.placer.core.intents_life import Confirm, Release
+from services.placer.core.intents_moves import Defragment
 from services.placer.core.intents_resize import SetSize
 from services.placer.core.invariants import node_faults, record_faults
 from services.placer.core.leader import Leader
 from services.placer.core.leases import Leases
 from services.placer.core.ledger import IDENTITY_KEY, Draft, Ledger
+from services.placer.core.moves import Moves
 from services.placer.core.outlooks import Learned
 from services.placer.core.queue import Queue
 from services.placer.core.records import shadow_of
 from services.placer.core.recovery import Recovery
-from services.placer.core.telling import Deliver, Delivered, Telling
+from services.placer.core.telling import Delivered, Telling
 from shared.effects import (
     Ack,
     CommitDone,
@@ -63,6 +66,7 @@ from shared.effects import (
 from shared.errors import FieldError
 from shared.messages import (
     ConfirmRequest,
+    DefragmentRequest,
     Message,
     NodeFacts,
     PlaceRequest,
@@ -102,17 +106,14 @@ class Core:
         self.recovery = Recovery(self.rules.grace_us)
         self.telling = Telling(subjects, me)
         self.chooser = Chooser(self.cluster, capabilities, tie=me, learned=Learned(self.rules.strategies))
-        self.leader = Leader(me, self.ledger, self.leases, Queue(self.ledger, self.chooser, self.rules, self.counters))
+        queue = Queue(self.ledger, self.chooser, self.rules, self.counters)
+        self.leader = Leader(me, self.ledger, self.leases, queue, Moves(self.ledger, self.cluster, queue, self.rules))
         self.carrying = Carrying(self)
+        self.delivery = Delivery(self)
         self._new_ledger_id = new_ledger_id
         self.now_us = 0
         self._wall_offset_us = wall_offset_us
         self._beat_us: int | None = None
-        self._told = 0
-        """Revision of the ledger up to which the stream of events has all that this placer wrote."""
-        self._begun = 0
-        """Revision that the watch had shown when the last batch was begun: what is in flight comes after it."""
-        self._delivering = False
         self._facts: dict[str, NodeFacts] = {}
         self._stream_seq = 0
         self._made_ids = 0
@@ -137,7 +138,7 @@ class Core:
             Listed: self.carrying.listed,
             ListFailed: self.carrying.list_failed,
             PlaceStreamAt: self._stream_at,
-            Delivered: self._delivered,
+            Delivered: self.delivery.delivered,
             Disconnected: self._disconnected,
             Draining: self._drain,
         }
@@ -190,7 +191,7 @@ class Core:
             draft = Draft(self.ledger, self.cluster, self.rules.final_ttl_s)
             effects = [effect for intent in intents for effect in self._plan(intent, draft)]
             if writes := draft.writes():
-                self._begun = self.following.revision
+                self.delivery.begun()
                 self._effects.append(self.commits.begin(intents, draft, writes, effects))
             else:
                 draft.abandon()
@@ -209,7 +210,7 @@ class Core:
         if batch is None:
             return
         self.counters[f"commits.{done.outcome}"] += 1
-        if was_written(batch.commit.writes, done):
+        if was_written(batch, done):
             self._written(batch, done)
         else:
             self._not_written(batch, done)
@@ -330,11 +331,11 @@ class Core:
         self.leases.grant(self.now_us)
         if doubtful := self.following.replayed(event, self.ledger):
             self._effects.append(Read(doubtful))
-        self._told = self._told or self.following.revision  # what was there before its first commit is not its own
+        self.delivery.starts()
         self._first_words()
 
     def _first_words(self) -> None:
-        self.commits.add(RenewLease(self._told), first=True)
+        self.commits.add(RenewLease(self.delivery.told), first=True)
         self.commits.add(CreateLedger(self._new_ledger_id), first=True)
 
     def _read_done(self, event: ReadDone) -> None:
@@ -355,7 +356,7 @@ class Core:
             self.counters["ledger_foreign"] += 1
             self._effects.append(self.telling.ledger("ledger_foreign", wrong, self.wall_us))
         self.leader.queue.forget()
-        self._told = self.following.revision
+        self.delivery.starts_anew()
         nodes = list(self.ledger.nodes)
         for change in self.following.stop(wrong, self.ledger):
             self.ledger.observe(change, self.now_us)
@@ -380,6 +381,8 @@ class Core:
             case ResizeRequest() as asked:
                 size = (asked.cpu_milli, asked.memory_mib, asked.generation)
                 self._ask(SetSize(asked.request_id, *size, event.reply, self._replicas(asked.request_id)))
+            case DefragmentRequest() as asked:
+                self._ask(Defragment(asked.request_id, event.reply))
             case ReleaseRequest() as asked:
                 self._ask(Release(asked.request_id, event.reply, self._replicas(asked.request_id)))
 
@@ -443,12 +446,12 @@ class Core:
             self.leases.grant(self.now_us)  # stopped for a while: what was renewed meanwhile is still in the inbox
         self._beat_us = self.now_us
         if not self._draining:
-            self.commits.add(RenewLease(self._told), first=True)
+            self.commits.add(RenewLease(self.delivery.told), first=True)
             if self.leader.vacant(self.now_us):
                 self.commits.add(Lead())
         if self.leader.leads:
             self._add(self.leader.beat(self.now_us))
-        self._deliver()
+        self.say(self.delivery.beat())
         for record in list(self.ledger.live_records()):
             self.carrying.pursue(record)
         self._tidy()
@@ -456,36 +459,6 @@ class Core:
     def _add(self, intents: list[Intent]) -> None:
         for intent in intents:
             self.commits.add(intent)
-
-    def _deliver(self) -> None:
-        """Have it made sure that the stream has what was written, also by those who are gone."""
-        if self._delivering:
-            return
-        self._delivering = True
-        gone = self.leader.gone(self.now_us) if self._sees_the_last() else ()
-        for holder in gone:
-            self._last_words_of(holder)
-        self._effects.append(Deliver(self._begun if self.commits.in_flight else self.following.revision, gone))
-
-    def _sees_the_last(self) -> bool:
-        """The leader, where its watch has come past its own last beat, so past all that the dead wrote."""
-        lease = self.ledger.leases.get(self.me)
-        return self.leader.leads and lease is not None and self.following.revision >= lease.revision
-
-    def _last_words_of(self, holder: str) -> None:
-        """Whose record it is does not matter: a placer writes steps in records of others too."""
-        lease, ledger_id = self.ledger.lease(holder), self.following.ledger_id
-        assert lease is not None, "who is gone has one"
-        assert ledger_id is not None, "a ledger that is followed has its identity"
-        for stored in list(self.ledger.records.values()):
-            if stored.value is not None and stored.revision > lease.told:
-                self._effects += self.telling.steps(stored.value, ledger_id)
-
-    def _delivered(self, event: Delivered) -> None:
-        self._delivering = False
-        if self.following.alarm is None:  # else it was another ledger's revision
-            self._told = event.revision
-            self._add([DropLease(holder) for holder in event.gone])
 
     def _tidy(self) -> None:
         self.carrying.hands.tidy(self.now_us)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from services.placer.core.capabilities import Capabilities, capabilities_of
 from services.placer.core.cluster import Cluster
@@ -20,9 +20,10 @@ from services.placer.core.ledger import LEADER, Draft
 from services.placer.core.outcome import Assignment, Decision, Fits, Move, NotNow
 from services.placer.core.outlooks import Learned
 from services.placer.core.pipeline import decide, fits_by_size, fits_more, moves
-from services.placer.core.question import Tenant, Tenants, nobody
-from services.placer.core.records import Order, labels_of, order, tenant_of
-from services.placer.core.strategies import STRATEGIES, Strategy
+from services.placer.core.planners.defrag import move_away
+from services.placer.core.question import Question, Tenant, Tenants, nobody
+from services.placer.core.records import Order, labels_of, moved_us, order, tenant_of
+from services.placer.core.strategies import STRATEGIES, Strategy, strategy_named
 from shared.effects import Effect
 from shared.messages import Lease, PlaceRequest, Reason, RequestRecord, Reservation, State
 
@@ -43,6 +44,12 @@ class Rules:
     age_us: int = 600 * SECOND_US
     heads: int = 4
     patience_us: int = 600 * SECOND_US
+    defragment: Literal["off", "waiting"] = "off"
+    """For whom others move although nobody asks for it: for no one, or for the first that waits."""
+    moves_at_once: int = 1
+    """Containers that are being started elsewhere at a time."""
+    move_rest_us: int = 600 * SECOND_US
+    """So long who has moved is not moved again, unless an operator asks for it."""
     strategies: Mapping[str, Strategy] = field(default_factory=lambda: STRATEGIES)
     """By the names that requests say."""
 
@@ -111,7 +118,13 @@ class Chooser:
         return _kept_reason(refused, would_be, kept_for) if isinstance(would_be, Fits) else refused
 
     def moves(
-        self, request: PlaceRequest, tenants: Tenants, *, ahead_of: frozenset[str] = frozenset()
+        self,
+        request: PlaceRequest,
+        tenants: Tenants,
+        *,
+        only: tuple[int, ...] | None = None,
+        others: tuple[Assignment, ...] = (),
+        ahead_of: frozenset[str] = frozenset(),
     ) -> tuple[Move, ...]:
         """Moves of others after which it would fit."""
         with self.cluster.without_shadows(ahead_of):
@@ -122,7 +135,20 @@ class Chooser:
                 strategies=self.learned.strategies,
                 tie=self.tie,
                 tenants=tenants,
+                only_replicas=only,
+                others_of_request=others,
             )
+
+    def move_away(
+        self, request: PlaceRequest, node: str, held: Reservation, bad: Mapping[str, tuple[str, ...]], tenants: Tenants
+    ) -> Move | None:
+        """Whither this one of the request goes from these devices, named by node."""
+        strategies = self.learned.strategies
+        strategy = strategy_named(request.strategy, strategies)
+        question = Question(
+            self.cluster, request, strategy, (held.replica,), self.capabilities, tie=self.tie, strategies=strategies
+        )
+        return move_away(replace(question, tenants=tenants), node, held, bad)
 
     def note(self, request: PlaceRequest) -> None:
         """A new request: strategies that look ahead learn from it. One that is planned again is counted again."""
@@ -186,6 +212,16 @@ class Scope:
         """Whether who holds this could be moved, and what it asked for."""
         stored = self.draft.known(held.request_id)
         return tenant_of(stored, held) if stored else None
+
+    def rested(self, held: Reservation) -> Tenant | None:
+        """The same, and nobody who moved lately."""
+        stored = self.draft.known(held.request_id)
+        rests = stored is not None and moved_us(stored, self.wall_us) < self.rules.move_rest_us
+        return tenant_of(stored, held) if stored and not rests else None
+
+    def may_move(self) -> bool:
+        """Whether one more may be started elsewhere now."""
+        return self.draft.elsewhere() < self.rules.moves_at_once
 
     def starts(self, record: RequestRecord, only: frozenset[int] | None = None) -> tuple[Effect, ...]:
         """The starts that follow from a record whose replicas were just placed (only these where given)."""

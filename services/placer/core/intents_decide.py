@@ -200,7 +200,15 @@ def _placed(scope: Scope, record: RequestRecord, fits: Fits) -> RequestRecord:
     ]
     record = record.model_copy(update={"state": State.QUEUED} if record.state == State.EXPIRED else {})
     return settled(
-        record, replicas, scope.wall_us, final=False, reasons=(), shadow=(), unproven=fits.unproven, backoff_us=0
+        record,
+        replicas,
+        scope.wall_us,
+        final=False,
+        reasons=(),
+        shadow=(),
+        room=None,
+        unproven=fits.unproven,
+        backoff_us=0,
     )
 
 

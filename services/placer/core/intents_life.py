@@ -7,15 +7,18 @@ from dataclasses import dataclass
 
 from services.placer.core.containers import Stop
 from services.placer.core.intents import Intent, Scope
+from services.placer.core.moving import arrived, call_off, called_off, failed, left
 from services.placer.core.records import (
     RUNNABLE,
     freed,
     generation,
     never_asked,
+    newest,
     nodes_of,
     replica_of,
     reply_of,
     settled,
+    site_of,
     stepped,
     with_replica,
 )
@@ -116,7 +119,7 @@ def stopping(scope: Scope, record: RequestRecord, detail: str, ends_as: State) -
 
 def _stopping(replica: ReplicaRecord) -> ReplicaRecord:
     if replica.state in RUNNABLE:
-        return replica.model_copy(update={"state": State.STOPPING})
+        return called_off(replica).model_copy(update={"state": State.STOPPING})
     return replica if replica.state.final else freed(replica, State.RELEASED)
 
 
@@ -140,13 +143,25 @@ class Observed(Intent):
         if record is None or record.body is None or record.owner != scope.me:
             return ()
         replica = replica_of(record, self.replica)
-        if replica is None or replica.generation != self.generation:
+        if replica is None:
             return ()
-        return self.follow(scope, record, replica)
+        if replica.generation == self.generation:
+            return self.follow(scope, record, replica)
+        if replica.to is not None and replica.to.generation == self.generation:
+            self.there(scope, record, replica)
+        elif replica.leaving is not None and replica.leaving.generation == self.generation:
+            self.behind(scope, record, replica)
+        return ()
 
     def follow(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> tuple[Effect, ...]:
         """The transition of this replica, which is in the generation that was seen."""
         raise NotImplementedError
+
+    def there(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> None:
+        """The same where it was seen at the place to which the replica moves."""
+
+    def behind(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> None:
+        """The same where it was seen at the place that the replica leaves."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +173,8 @@ class MarkStarted(Observed):
     def plan(self, scope: Scope) -> tuple[Effect, ...]:
         record = scope.draft.record(self.request_id)
         replica = replica_of(record, self.replica) if record else None
-        if record and (record.final or (replica and replica.generation > self.generation)):
+        given = replica is not None and self.generation <= newest(replica)
+        if record and (record.final or (given and site_of(record, self.replica, self.generation) is None)):
             name = container_name(scope.draft.ledger_id, self.request_id, self.replica, self.generation)
             return (Stop(self.node, name),)
         return super().plan(scope)
@@ -168,6 +184,9 @@ class MarkStarted(Observed):
             scope.draft.put(started(scope, record, replica))
         return ()
 
+    def there(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> None:
+        arrived(scope, record, replica)
+
 
 def started(scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> RequestRecord:
     replicas = with_replica(record, replica.model_copy(update={"state": State.STARTED}))
@@ -176,9 +195,15 @@ def started(scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> Requ
 
 @dataclass(frozen=True)
 class MarkStartFailed(Observed):
-    """placed → waiting, its node set aside; failed for good when the tries are used up."""
+    """placed → waiting, its node set aside; failed for good when the tries are used up. A move fails at once."""
 
     reason: str
+
+    def there(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> None:
+        failed(scope, record, replica, self.reason)
+
+    def behind(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> None:
+        left(scope, record, replica)
 
     def follow(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> tuple[Effect, ...]:
         if replica.state != State.PLACED or replica.node is None:
@@ -215,14 +240,25 @@ class MarkStartFailed(Observed):
 
 @dataclass(frozen=True)
 class MarkExited(Observed):
-    """started → waiting where `restart` says so, else exited. An exit code of None is unknown, not 0."""
+    """started → waiting where `restart` says so, else exited. An exit code of None is unknown, not 0.
+
+    While it moves the other place is given up first; the next list shows the end again.
+    """
 
     exit_code: int | None
+
+    def there(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> None:
+        failed(scope, record, replica, f"it ended there with {self._code()}")
+
+    def behind(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> None:
+        left(scope, record, replica)
 
     def follow(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> tuple[Effect, ...]:
         if replica.state == State.STOPPING:
             gone(scope, record, replica)
-        if replica.state not in RUNNABLE:
+        if replica.to is not None:
+            call_off(scope, record, replica, f"it ended with {self._code()}")
+        if replica.state not in RUNNABLE or replica.to is not None or replica.leaving is not None:
             return ()
         if replica.state == State.PLACED:
             record = started(scope, record, replica)
@@ -247,8 +283,10 @@ class MarkExited(Observed):
         scope.draft.put(waits)
 
     def _detail(self, replica: ReplicaRecord) -> str:
-        code = "an unknown exit code" if self.exit_code is None else f"exit code {self.exit_code}"
-        return f"replica {replica.replica} ended on {replica.node} with {code}"
+        return f"replica {replica.replica} ended on {replica.node} with {self._code()}"
+
+    def _code(self) -> str:
+        return "an unknown exit code" if self.exit_code is None else f"exit code {self.exit_code}"
 
 
 @dataclass(frozen=True)
@@ -260,8 +298,14 @@ class MarkGone(Observed):
             gone(scope, record, replica)
         return ()
 
+    def behind(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> None:
+        left(scope, record, replica)
+
 
 def gone(scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> None:
+    """Once it is gone from the place that it was leaving too: until then its stop is asked for again."""
+    if replica.leaving is not None:
+        return
     scope.draft.free(record, [replica.replica])
     replicas = with_replica(record, freed(replica, State.RELEASED))
     scope.draft.put(settled(record, replicas, scope.wall_us))

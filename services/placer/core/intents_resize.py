@@ -24,6 +24,7 @@ from services.placer.core.records import (
     RUNNABLE,
     generation,
     holders,
+    moving,
     noted,
     reply_of,
     said,
@@ -79,13 +80,15 @@ class SetSize(Asked):
             return (Reply(self.reply, no),)
         word = RESIZING if _under_way(changed) else RESIZED
         changed = noted(changed, word, scope.wall_us, f"from {said(now)} to {said(size)}")
-        _replace(scope, record, changed, [each.replica for each in holders(record)])
+        scope.draft.replace(record, changed, [each.replica for each in holders(record)])
         return self._says(scope, changed)
 
     def _check(self, record: RequestRecord) -> None:
         if record.body is None or record.state.final or record.state == State.STOPPING:
             found = f"{self.request_id}, which is {record.state}"
             raise FieldError("request_id", found, "one that runs, is held or waits")
+        if moving(record):
+            raise FieldError("request_id", f"{self.request_id}, which is being moved", "one that stays where it is")
         if self.generation not in {None, generation(record)}:
             raise FieldError("generation", self.generation, f"{generation(record)}, the present one")
 
@@ -107,13 +110,6 @@ def _resizing(record: RequestRecord, replica: ReplicaRecord, size: Size) -> Repl
 
 def _under_way(record: RequestRecord) -> bool:
     return any(each.resizing is not None for each in record.replicas)
-
-
-def _replace(scope: Scope, record: RequestRecord, changed: RequestRecord, replicas: list[int]) -> None:
-    """The record and the reservations of these replicas, in one draft."""
-    scope.draft.free(record, replicas)
-    scope.draft.put(changed)
-    scope.draft.reserve(changed, replicas)
 
 
 # --- whether it can be ---
@@ -178,7 +174,7 @@ class MarkResized(Observed):
 
     def follow(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> tuple[Effect, ...]:
         if replica.state == State.STARTED and replica.resizing == self.size:
-            _replace(scope, record, self._ended(scope, record, replica), [replica.replica])
+            scope.draft.replace(record, self._ended(scope, record, replica), [replica.replica])
         return ()
 
     def _ended(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> RequestRecord:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from services.placer.core.records import HOLDING, NO_STATES, overall, reservation_of
-from shared.messages import SHARE_WHOLE_MICRO, RequestRecord, Reservation, State
+from services.placer.core.records import HOLDING, NO_STATES, holders, overall, reservation_of
+from shared.messages import SHARE_WHOLE_MICRO, ReplicaRecord, RequestRecord, Reservation, State
 
 _FROM_REPLICAS = frozenset({State.QUEUED, State.HELD, State.PLACED, State.STARTED, State.WAITING, State.STOPPING})
 
@@ -19,6 +19,8 @@ def record_faults(record: RequestRecord) -> Iterator[str]:
             yield f"{name}: replica {each.replica} is {each.state} on {each.node}"
         if record.state.final and each.state in HOLDING:
             yield f"{name}: {record.state}, but replica {each.replica} is {each.state}"
+        if _moves_wrongly(each):
+            yield f"{name}: replica {each.replica} is {each.state}, moves to {each.to} and leaves {each.leaving}"
     if record.state in _FROM_REPLICAS and overall(record, record.replicas) != record.state:
         yield f"{name}: {record.state}, but its replicas say {overall(record, record.replicas)}"
     numbers = [step.number for step in record.steps]
@@ -26,6 +28,14 @@ def record_faults(record: RequestRecord) -> Iterator[str]:
         yield f"{name}: steps {numbers}"
     elif (last := _last_state(record)) not in {None, record.state}:
         yield f"{name}: {record.state}, but its last step is {last}"
+
+
+def _moves_wrongly(replica: ReplicaRecord) -> bool:
+    """Only what runs moves; what is stopped leaves both places."""
+    to, leaving = replica.to, replica.leaving
+    if to is not None:
+        return leaving is not None or replica.state != State.STARTED or to.generation <= replica.generation
+    return leaving is not None and replica.state not in {State.STARTED, State.STOPPING}
 
 
 def _last_state(record: RequestRecord) -> str | None:
@@ -51,16 +61,16 @@ def node_faults(node: str, reservations: Iterable[Reservation]) -> Iterator[str]
 
 def ledger_faults(records: Mapping[str, RequestRecord], nodes: Mapping[str, tuple[Reservation, ...]]) -> Iterator[str]:
     """All of it, from one consistent look at the whole ledger: used = sum of reservations, on both sides."""
-    held = {}
+    held: dict[tuple[object, ...], Reservation] = {}
     for record in records.values():
         yield from record_faults(record)
-        for each in record.replicas:
-            if each.state in HOLDING and each.node is not None:
-                held[record.request_id, each.replica, each.node] = reservation_of(record, each)
-    reserved = {}
+        for each in holders(record):
+            held[record.request_id, each.replica, each.generation, each.node] = reservation_of(record, each)
+    reserved: dict[tuple[object, ...], Reservation] = {}
     for node, reservations in nodes.items():
         yield from node_faults(node, reservations)
-        reserved.update({(r.request_id, r.replica, node): r for r in reservations if r.container is None})
+        ours = (each for each in reservations if each.container is None)
+        reserved.update({(each.request_id, each.replica, each.generation, node): each for each in ours})
     yield from (f"{key}: held, but not reserved" for key in held.keys() - reserved.keys())
     yield from (f"{key}: reserved, but not held" for key in reserved.keys() - held.keys())
     both = held.keys() & reserved.keys()

@@ -1,4 +1,4 @@
-"""What the leader wants done next: whom to take over from, which holds are over, which waiting requests to try."""
+"""What the leader wants done next: whom to take over from, which holds are over, whom to try, who moves."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from services.placer.core.intents import Intent
 from services.placer.core.intents_leader import ExpireHold, TakeOver
 from services.placer.core.leases import Leases
 from services.placer.core.ledger import LEADER, Ledger
+from services.placer.core.moves import Moves
 from services.placer.core.queue import Queue
 from services.placer.core.records import generation
 
@@ -13,11 +14,12 @@ from services.placer.core.records import generation
 class Leader:
     """Only looks; the intents it returns look again when they are planned, and fail with a leader that was deposed."""
 
-    def __init__(self, me: str, ledger: Ledger, leases: Leases, queue: Queue) -> None:
+    def __init__(self, me: str, ledger: Ledger, leases: Leases, queue: Queue, moves: Moves) -> None:
         self._me = me
         self._ledger = ledger
         self._leases = leases
         self.queue = queue
+        self._moves = moves
 
     @property
     def leads(self) -> bool:
@@ -28,10 +30,11 @@ class Leader:
         return self._ledger.leader() is None or not self._leases.alive(LEADER, now_us)
 
     def beat(self, now_us: int) -> list[Intent]:
-        """Once per beat: take over what nobody carries on."""
+        """Once per beat: take over what nobody carries on, and have somebody leave a device at risk."""
         self.queue.review()
         gone = {owner for owner in self._owners() - {self._me} if not self._leases.alive(owner, now_us)}
-        return [TakeOver(record.request_id) for record in self._ledger.live_records() if record.owner in gone]
+        orphans = [TakeOver(record.request_id) for record in self._ledger.live_records() if record.owner in gone]
+        return [*orphans, *self._moves.away(now_us)]
 
     def gone(self, now_us: int) -> tuple[str, ...]:
         """Placers that are no more and own nothing that goes on: what they left untold is all that is left of them."""
@@ -41,11 +44,11 @@ class Leader:
         return {record.owner for record in self._ledger.live_records() if not record.state.final}
 
     def soon(self, now_us: int, wall_us: int) -> list[Intent]:
-        """Several times a second: holds whose time is over, and the queue. Who does not lead forgets it."""
+        """Several times a second: holds whose time is over, the queue, moves. Who does not lead forgets the queue."""
         if not self.leads:
             self.queue.forget()
             return []
-        return [*self._over(now_us), *self.queue.next(now_us, wall_us)]
+        return [*self._over(now_us), *self.queue.next(now_us, wall_us), *self._moves.next(now_us)]
 
     def _over(self, now_us: int) -> list[Intent]:
         over: list[Intent] = []

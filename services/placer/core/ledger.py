@@ -7,13 +7,13 @@ something else was planned in the same batch sees it, and nothing of it remains 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from services.placer.core.cluster import Cluster
 from services.placer.core.invariants import node_faults, record_faults
-from services.placer.core.records import UNPLACED, Order, holders, reservation_of, shadow_of
+from services.placer.core.records import UNPLACED, Order, holders, reservation_of, shadow_of, starts_elsewhere
 from shared.effects import KeyChanged, Write
 from shared.errors import FieldError
 from shared.messages import Lease, LedgerIdentity, Message, NodeReservations, RequestRecord, Reservation, State
@@ -73,6 +73,10 @@ class Ledger:
         self.freed: set[str] = set()
         """Nodes where something was seen to go or to shrink, reserved or kept: who waits may fit there. Whoever looks
         after those clears it."""
+        self.elsewhere: set[str] = set()
+        """Requests of which a replica is being started at a second place."""
+        self.helped: set[str] = set()
+        """Requests that wait and for which others may still move."""
         self.rebuilt: set[str] = set()
         """Nodes with reservations rebuilt from containers that no key explains."""
         self._tables: dict[str, dict[str, Stored[Any]]] = {
@@ -151,7 +155,7 @@ class Ledger:
         """Nothing is known any more."""
         for kind in _KEYS:
             self._tables[kind].clear()
-        for names in (self.live, self.waiting, self.held, self.rebuilt):
+        for names in (self.live, self.waiting, self.held, self.elsewhere, self.helped, self.rebuilt):
             names.clear()
 
     def forget(self, request_id: str) -> None:
@@ -167,6 +171,8 @@ class Ledger:
             _keep(self.live, key.name, kept=record is not None)
             _keep(self.waiting, key.name, kept=record is not None and record.state in UNPLACED)
             _keep(self.held, key.name, kept=record is not None and record.state == State.HELD)
+            _keep(self.elsewhere, key.name, kept=record is not None and starts_elsewhere(record))
+            _keep(self.helped, key.name, kept=record is not None and _is_helped(record))
             now = record.shadow if record else ()
             if before.value is not None and before.value.shadow != now:
                 self.freed |= {place.node for place in before.value.shadow if place not in now}
@@ -177,6 +183,14 @@ class Ledger:
                 self.freed.add(key.name)
 
 
+def _keep(names: set[str], name: str, *, kept: bool) -> None:
+    (names.add if kept else names.discard)(name)
+
+
+def _is_helped(record: RequestRecord) -> bool:
+    return record.room is not None and record.room.left > 0 and record.state in UNPLACED
+
+
 _MODELS: dict[str, type[Message]] = {
     IDENTITY_KEY: LedgerIdentity,
     "request": RequestRecord,
@@ -184,10 +198,6 @@ _MODELS: dict[str, type[Message]] = {
     "lease": Lease,
 }
 _KEYS = {IDENTITY_KEY: lambda _: IDENTITY_KEY, "request": request_key, "node": node_key, "lease": lease_key}
-
-
-def _keep(names: set[str], name: str, *, kept: bool) -> None:
-    (names.add if kept else names.discard)(name)
 
 
 def _may_vanish(known: Stored[Message]) -> bool:
@@ -264,6 +274,11 @@ class Draft:
         yield from (record for record in self._records.values() if record.state in UNPLACED)
         yield from filter(None, map(self._ledger.record, self._ledger.waiting - self._records.keys()))
 
+    def elsewhere(self) -> int:
+        """Of how many requests a replica is being started at a second place."""
+        planned = sum(starts_elsewhere(record) for record in self._records.values())
+        return planned + len(self._ledger.elsewhere - self._records.keys())
+
     def rebuilt_generation(self, request_id: str) -> int:
         """The newest generation of this request among containers that no key explains: a new one must be newer."""
         rebuilt = (each for node in self._ledger.rebuilt for each in self.reservations(node) if each.container)
@@ -293,7 +308,7 @@ class Draft:
     def reserve(self, record: RequestRecord, replicas: Iterable[int]) -> None:
         """Add the reservations of these replicas, which have a place, to their nodes."""
         chosen = set(replicas)
-        for each in record.replicas:
+        for each in holders(record):
             if each.replica in chosen and each.node is not None:
                 self.set_reservations(each.node, (*self.reservations(each.node), reservation_of(record, each)))
 
@@ -305,6 +320,12 @@ class Draft:
                 held = (record.request_id, each.replica, each.generation)
                 left = tuple(r for r in self.reservations(each.node) if r.container or _held(r) != held)
                 self.set_reservations(each.node, left)
+
+    def replace(self, record: RequestRecord, changed: RequestRecord, replicas: Collection[int]) -> None:
+        """The changed record, and what these of its replicas have reserved now instead of what they had."""
+        self.free(record, replicas)
+        self.put(changed)
+        self.reserve(changed, replicas)
 
     def set_reservations(self, node: str, reservations: tuple[Reservation, ...]) -> None:
         """In one order, so that what is taken and given back is as it was."""

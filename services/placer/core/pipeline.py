@@ -110,7 +110,7 @@ def fits_by_size(
     }
 
 
-def moves(  # what they depend on, by name
+def moves(  # noqa: PLR0913  # what they depend on, by name
     cluster: Cluster,
     request: PlaceRequest,
     *,
@@ -119,14 +119,17 @@ def moves(  # what they depend on, by name
     strategies: Mapping[str, Strategy] = STRATEGIES,
     tie: str = "",
     most: int = MOST_MOVES,
+    only_replicas: tuple[int, ...] | None = None,
+    others_of_request: tuple[Assignment, ...] = (),
 ) -> tuple[Move, ...]:
     """A few moves of others after which the request fits; empty where none is needed or none was found."""
     question = Question(
         cluster=cluster,
         request=request,
         strategy=strategy_named(request.strategy, strategies),
-        replicas=tuple(range(request.replicas)),
+        replicas=tuple(range(request.replicas)) if only_replicas is None else only_replicas,
         capabilities=capabilities,
+        others=others_of_request,
         tie=tie,
         tenants=tenants,
         strategies=strategies,

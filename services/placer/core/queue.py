@@ -56,6 +56,8 @@ class Queue:
         self._waiters: dict[str, _Waiter] = {}
         self._changed: set[str] = set()
         self._review = False
+        self.head: str | None = None
+        """Who was the first that waits."""
 
     def node_changed(self, node: str) -> None:
         """Something that the node list says of it did."""
@@ -74,6 +76,7 @@ class Queue:
     def next(self, now_us: int, wall_us: int) -> list[Intent]:
         """The waiting requests to try now, in order, and the shadows to set or to drop."""
         waiting = self._in_order(now_us, wall_us)
+        self.head = waiting[0].record.request_id if waiting else None
         self._wake(waiting)
         due = [each for each in waiting if self._is_due(each, wall_us)][: self._rules.batch]
         for each in due:

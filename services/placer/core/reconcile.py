@@ -15,7 +15,7 @@ from services.placer.core.intents import Intent
 from services.placer.core.intents_leader import Account
 from services.placer.core.intents_life import MarkExited, MarkGone, MarkStarted
 from services.placer.core.ledger import Ledger
-from services.placer.core.records import RUNNABLE, labels_of, replica_of
+from services.placer.core.records import RUNNABLE, labels_of, newest, replica_of, site_of
 from shared.effects import Effect
 from shared.errors import FieldError
 from shared.messages import ContainerLabels, ReplicaRecord, RequestRecord, Reservation, State
@@ -93,23 +93,24 @@ class Judge:
         replica = replica_of(record, labels.reservation.replica)
         if record.final:
             return None
-        if replica is None or labels.reservation.generation > replica.generation:
+        if replica is None or labels.reservation.generation > newest(replica):
             return "newer"
-        if labels.reservation.generation < replica.generation:
+        site = site_of(record, labels.reservation.replica, labels.reservation.generation)
+        if site is None:
             return None
-        if replica.state == State.HELD:
+        if site.state == State.HELD:
             return "newer"  # a hold starts nothing: the key is from before its confirmation
-        return "elsewhere" if replica.node not in {None, labels.node} else None
+        return "elsewhere" if site.node != labels.node else None
 
     def _known(self, found: Found, held: Reservation, result: Judgement) -> None:
         record = self.ledger.record(held.request_id)
         assert record is not None
-        replica = replica_of(record, held.replica)
-        if replica is None or record.final or held.generation < replica.generation:
+        site = site_of(record, held.replica, held.generation)
+        if site is None or record.final:
             result.effects.append(_end(found))
-        elif replica.state in RUNNABLE:
-            result.intents.extend(self._observed(found, replica, held))
-        elif replica.state == State.STOPPING:
+        elif site.state in RUNNABLE:
+            result.intents.extend(self._observed(found, site, held))
+        elif site.state == State.STOPPING:
             if not found.running:
                 result.intents.append(MarkGone(held.request_id, held.replica, held.generation))
         else:
@@ -139,21 +140,23 @@ class Judge:
             record = stored.value if stored else None
             if record is None or stored is None or stored.seen_us >= asked_us or record.owner != self.me:
                 continue
-            replica = replica_of(record, held.replica)
-            if replica and replica.generation == held.generation and _which(held) not in there:
-                self._gone(record, replica, result)
+            site = site_of(record, held.replica, held.generation)
+            if site and _which(held) not in there:
+                self._gone(record, site, result)
 
     def _gone(self, record: RequestRecord, replica: ReplicaRecord, result: Judgement) -> None:
         """Never seen: start it (again). Started and vanished without trace: ended, with an unknown exit code."""
         which = (record.request_id, replica.replica, replica.generation)
         if replica.state == State.STARTED:
             result.intents.append(MarkExited(*which, None))
-        elif replica.state == State.STOPPING:
+            return
+        labels = labels_of(record, replica, self.ledger_id)
+        if self.busy(labels.container):
+            return
+        if replica.state == State.STOPPING:
             result.intents.append(MarkGone(*which))
         elif replica.state == State.PLACED and record.body is not None:
-            labels = labels_of(record, replica, self.ledger_id)
-            if not self.busy(labels.container):
-                result.effects.append(Start(labels, record.body))
+            result.effects.append(Start(labels, record.body))
 
 
 def _end(found: Found) -> Effect:

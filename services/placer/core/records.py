@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from services.placer.core.demand import Demand
@@ -34,7 +34,8 @@ RUNNABLE = frozenset({State.PLACED, State.STARTED})
 UNPLACED = frozenset({State.QUEUED, State.WAITING})
 
 ACCEPTED, RESIZING, RESIZED, RESIZE_FAILED = "accepted", "resizing", "resized", "resize_failed"
-NO_STATES = frozenset({ACCEPTED, "moved", RESIZING, RESIZED, RESIZE_FAILED})
+MOVING, MOVED, MOVE_FAILED = "moving", "moved", "move_failed"
+NO_STATES = frozenset({ACCEPTED, RESIZING, RESIZED, RESIZE_FAILED, MOVING, MOVED, MOVE_FAILED})
 """What steps say that changes no state."""
 
 
@@ -137,22 +138,61 @@ def with_replica(record: RequestRecord, changed: ReplicaRecord) -> tuple[Replica
 
 def freed(replica: ReplicaRecord, state: State, exit_code: int | None = None) -> ReplicaRecord:
     """The replica without its place, in a state that holds none."""
-    number = replica.generation
-    return ReplicaRecord(replica=replica.replica, state=state, generation=number, node=None, exit_code=exit_code)
+    number, used = replica.generation, replica.used
+    return ReplicaRecord(replica=replica.replica, state=state, generation=number, used=used, exit_code=exit_code)
 
 
 def assigned(
     replica: ReplicaRecord, to: Assignment, state: State, first_generation: int, size: Size | None
 ) -> ReplicaRecord:
     """The replica at a new place: its next generation, at least `first_generation`; `size` is the record's."""
-    number = max(replica.generation + 1, first_generation)
+    number = max(newest(replica) + 1, first_generation)
     made = ReplicaRecord(replica=replica.replica, state=state, generation=number, node=to.node, devices=to.devices)
     return made if size is None else made.model_copy(update={"size": size})
 
 
+def newest(replica: ReplicaRecord) -> int:
+    """The newest generation that it was given."""
+    return max(replica.generation, replica.used)
+
+
+def sites(replica: ReplicaRecord) -> Iterator[ReplicaRecord]:
+    """The replica at each place that it has: where it is and, while it moves, where it goes (placed) or was (stopping).
+
+    Each has a reservation and a container of its own.
+    """
+    if replica.state in HOLDING:
+        yield replica
+    for site, state in ((replica.to, State.PLACED), (replica.leaving, State.STOPPING)):
+        if site is not None:
+            yield replica.model_copy(update={"state": state, "to": None, "leaving": None} | dict(site))
+
+
+def site_of(record: RequestRecord, number: int, generation: int) -> ReplicaRecord | None:
+    """The replica at the place of this generation."""
+    replica = replica_of(record, number)
+    return next((each for each in sites(replica) if each.generation == generation), None) if replica else None
+
+
+def moving(record: RequestRecord) -> bool:
+    """Whether one of its replicas has two places."""
+    return any(each.to is not None or each.leaving is not None for each in record.replicas)
+
+
+def starts_elsewhere(record: RequestRecord) -> bool:
+    """Whether one of them is being started at a second place."""
+    return any(each.to is not None for each in record.replicas)
+
+
+def moved_us(record: RequestRecord, wall_us: int) -> int:
+    """How long ago one of it was last moved, by the clock of the placer that wrote it down; for ever where never."""
+    moves = (step.at_us for step in reversed(record.steps) if step.state == MOVING)
+    return wall_us - next(moves, -(1 << 62))
+
+
 def holders(record: RequestRecord) -> list[ReplicaRecord]:
-    """Replicas with a reservation."""
-    return [each for each in record.replicas if each.state in HOLDING]
+    """Replicas with a reservation; one that moves at both of its places."""
+    return [site for each in record.replicas for site in sites(each)]
 
 
 def nodes_of(record: RequestRecord) -> set[str]:
@@ -207,9 +247,14 @@ def _reservation(record: RequestRecord, replica: ReplicaRecord, size: Size | Non
 
 
 def tenant_of(record: RequestRecord, held: Reservation) -> Tenant | None:
-    """Who could be moved: what has started and is neither being resized nor stopped, and is where the ledger says."""
+    """Who could be moved: what has started and is neither resized nor stopped, and is where the ledger says.
+
+    Of a request one replica moves at a time. Pods that were bound stay: they cannot be started a second time.
+    """
     replica, body = replica_of(record, held.replica), record.body
-    if body is None or record.state != State.STARTED or held.container or replica is None:
+    if body is None or body.pods is not None or held.container or replica is None:
+        return None
+    if record.state != State.STARTED or moving(record):
         return None
     at_rest = replica.state == State.STARTED and replica.resizing is None
     if not at_rest or (replica.generation, replica.devices) != (held.generation, held.devices):
@@ -232,7 +277,7 @@ def labels_of(record: RequestRecord, replica: ReplicaRecord, ledger_id: str) -> 
 
 
 def placements(record: RequestRecord, ledger_id: str) -> tuple[Placement, ...]:
-    """Where the replicas are; empty where none has a place."""
+    """Where the replicas are, not where they move; empty where none has a place."""
     gpu = record.body.gpu if record.body else None
     return tuple(
         Placement(
@@ -244,7 +289,7 @@ def placements(record: RequestRecord, ledger_id: str) -> tuple[Placement, ...]:
             state=each.state,
             container=container_name(ledger_id, record.request_id, each.replica, each.generation),
         )
-        for each in holders(record)
+        for each in record.replicas
         if each.node is not None
     )
 
@@ -296,7 +341,18 @@ def event_of(record: RequestRecord, step: Step, ledger_id: str) -> PlaceEvent:
         said |= {"placements": placements(record, ledger_id), "exit_code": record.exit_code}
         if step.state in {State.QUEUED, State.REJECTED, State.WAITING, State.FAILED}:
             said |= {"reasons": record.reasons}
+        if step.state in {MOVING, MOVED}:
+            said |= {"moves": tuple(_under_way(record))}
     return PlaceEvent(**_said(said))
+
+
+def _under_way(record: RequestRecord) -> Iterator[PlannedMove]:
+    """Of each replica with two places, from where it goes to where."""
+    for each in record.replicas:
+        old, new = (each, each.to) if each.to is not None else (each.leaving, each)
+        if old is not None and old.node is not None and new.node is not None:
+            move = Move(record.request_id, old.node, old.devices, Assignment(each.replica, new.node, new.devices))
+            yield told_move(move)
 
 
 def event_id(record: RequestRecord, step: Step, ledger_id: str) -> str:

@@ -1,4 +1,4 @@
-"""Plans moves that make room: a few containers go elsewhere so that a request fits; carries nothing out.
+"""Plans moves: a few containers go elsewhere so that a request fits, or one away from bad devices; carries nothing out.
 
 Each move is a normal placement of its container, decided while it still holds what it has: it starts at its new place,
 then stops at the old one, so it needs both for a while, and everybody beside it is admitted with it there. Hard
@@ -7,7 +7,7 @@ real-time containers stay where they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -52,6 +52,14 @@ def moves_to_widen(question: Question, most: int = MOST_MOVES, tries: int = TRIE
             return best
         best = found
     return best
+
+
+def move_away(question: Question, node: str, held: Reservation, bad: Mapping[str, tuple[str, ...]]) -> Move | None:
+    """To devices that are none of these, named by node; None where no other would take it."""
+    if held.kind is Kind.HARD:
+        return None
+    to = _place(question, held, {each: {"devices": devices} for each, devices in bad.items()})
+    return Move(held.request_id, node, held.devices, to) if to else None
 
 
 def apply(question: Question, move: Move) -> None:
@@ -134,9 +142,9 @@ class _Search:
 
     def _move(self, node: str, held: Reservation) -> Move | None:
         """To another node, else to other devices of the same one."""
-        to = self._place(node, held, self._whole(node))
+        to = _place(self._question, held, {node: self._whole(node)})
         if to is None and held.devices:
-            to = self._place(node, held, {"devices": held.devices})
+            to = _place(self._question, held, {node: {"devices": held.devices}})
         if to is None or (to.node == node and (not to.devices or set(to.devices) & set(held.devices))):
             return None
         return Move(held.request_id, node, held.devices, to)
@@ -147,20 +155,20 @@ class _Search:
         devices = tuple(device.uuid for device in facts.devices)
         return {"devices": devices, "cpu_milli": facts.cpu_milli, "memory_mib": facts.memory_mib}
 
-    def _place(self, node: str, held: Reservation, full: dict[str, Any]) -> Assignment | None:
-        """Where the container would go were this of its node full."""
-        tenant = self._question.tenants(held)
-        assert tenant is not None, "who may move is known"
-        request = tenant.request
-        strategy = self._question.strategies.get(request.strategy, self._question.strategy)
-        asked = replace(
-            self._question, request=request, strategy=strategy, replicas=(held.replica,), others=tenant.others
-        )
-        cluster = self._question.cluster
-        with cluster.trial():
-            cluster.set_reservations(node, (*cluster.reservations(node), _NOTHING.model_copy(update=full)))
-            plan = replace(asked, set_aside=frozenset()).plan()
-        return plan.assignments[0] if plan.complete else None
+
+def _place(question: Question, held: Reservation, full: Mapping[str, dict[str, Any]]) -> Assignment | None:
+    """Where the container would go were this of these nodes full."""
+    tenant = question.tenants(held)
+    assert tenant is not None, "who may move is known"
+    request = tenant.request
+    strategy = question.strategies.get(request.strategy, question.strategy)
+    asked = replace(question, request=request, strategy=strategy, replicas=(held.replica,), others=tenant.others)
+    cluster = question.cluster
+    with cluster.trial():
+        for node, what in full.items():
+            cluster.set_reservations(node, (*cluster.reservations(node), _NOTHING.model_copy(update=what)))
+        plan = replace(asked, set_aside=frozenset()).plan()
+    return plan.assignments[0] if plan.complete else None
 
 
 _NOTHING: Final = Reservation(
@@ -180,4 +188,4 @@ def _is(held: Reservation, move: Move) -> bool:
     return (held.request_id, held.replica, held.devices) == (move.request_id, move.to.replica, move.devices)
 
 
-__all__ = ["MOST_MOVES", "apply", "moves_for", "moves_to_widen"]
+__all__ = ["MOST_MOVES", "apply", "move_away", "moves_for", "moves_to_widen"]
