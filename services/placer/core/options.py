@@ -15,6 +15,10 @@ from services.placer.core.strategies.base import Ranking, Strategy
 _FEW: Final = 500
 """Rows that are sorted sooner than looked through key by key: it is about as quick at so many."""
 
+_FIBONACCI: Final = np.uint64(0x9E3779B97F4A7C15)
+"""For hashing: 2**64 over the golden ratio."""
+_HALF: Final = np.uint64(32)
+
 
 class Options(NamedTuple):
     """At most one option for each node: `count` of its device rows (none without gpu), and how good it is.
@@ -66,8 +70,8 @@ class Tie:
     def _of(self, columns: Columns, rows: Ints) -> Array:
         if not self._word:
             return columns["rank"][rows]
-        mixed = (columns["hash"][rows] ^ self._salt) * np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing
-        shuffled: Array = mixed ^ (mixed >> np.uint64(32))
+        mixed = (columns["hash"][rows] ^ self._salt) * _FIBONACCI
+        shuffled: Array = mixed ^ (mixed >> _HALF)
         return shuffled
 
 

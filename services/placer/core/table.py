@@ -114,8 +114,12 @@ class Table:
                 best = int(least[0])
                 return best, self._least(left[left != best], keys[number:])
             left = least
-        best_of_equals = self._least(left, ())
-        return best_of_equals, self._least(left[left != best_of_equals], ())
+        if len(left) < 2:
+            return (int(left[0]) if len(left) else None), None
+        ties = self._ties(left)
+        best = int(left[ties.argmin()])
+        others = left != best
+        return best, int(left[others][ties[others].argmin()])
 
     def _least(self, left: Ints, keys: Sequence[Array]) -> int | None:
         """The node among these with the smallest keys, then the tie-break."""

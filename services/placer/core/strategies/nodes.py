@@ -88,12 +88,8 @@ class Change:
         self.nodes, self.asked = nodes, asked
         self.of_place: Ints | slice = nodes.of_row if asked.partial else slice(None)
         """The node of each place."""
-
-    @cached_property
-    def cpu(self) -> Ints:
+        self.cpu: Ints = np.array((nodes.cpu_free, nodes.cpu_free - asked.cpu_milli))
         """Of each node, in two lines."""
-        cpu: Ints = self.nodes.cpu_free - np.array([[0], [self.asked.cpu_milli]])
-        return cpu
 
     @cached_property
     def device(self) -> Ints:
