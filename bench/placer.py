@@ -271,9 +271,8 @@ def measure(filled: Filled, strategy: str, decisions: int, seed: int) -> dict[st
 def new_kinds(load: Load, strategy: str, seed: int, count: int = 20) -> float:
     """The median time of the first decision of a kind."""
     load.forget()
-    load.asked = kinds(strategy, Random(seed + 2), count)
-    asked, chance = iter(load.asked), load.chance
-    for request in asked:
+    chance = Random(f"{seed} {strategy}")  # others than those of the strategies before: what filters say is shared
+    for request in kinds(strategy, chance, count):
         load.asked = [request.model_copy(update={"cpu_milli": request.cpu_milli + chance.randrange(1, 400)})]
         load.arrive()
     return float(np.median(load.took_us))
