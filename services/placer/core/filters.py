@@ -236,7 +236,8 @@ def _memory_small(column: str) -> Callable[[Rows], Bools | None]:
         if not need:
             return None
         values = rows.of_device(column)
-        return (values < need) & (values != UNKNOWN)
+        small: Bools = (values < need) & (values != UNKNOWN)
+        return small
 
     return fails
 

@@ -9,7 +9,7 @@ import numpy as np
 from services.placer.core.cluster import Cluster, name_hash
 from services.placer.core.columns import Array, Bools, Columns, Floats, Ints
 from services.placer.core.prospects import Prospects
-from services.placer.core.rows import Rows, changes
+from services.placer.core.rows import Rows, begins
 from services.placer.core.strategies.base import Ranking, Strategy
 
 _FEW: Final = 500
@@ -83,7 +83,7 @@ def _first_of_each(rows: Rows, keys: tuple[Array, ...], tie: Tie) -> Ints | slic
     if len(rows) > _FEW:
         return _narrowed(rows, keys, tie, starts)
     order = np.lexsort((tie.of_devices(rows.index), *reversed(keys), rows.node))
-    first: Ints = order[changes(rows.node[order])]
+    first: Ints = order[begins(rows.node[order])]
     return first
 
 
@@ -116,7 +116,7 @@ def _sets(rows: Rows, ranking: Ranking, tie: Tie) -> Options:
     np.minimum.at(first, which, ties)
     preference = np.where(size >= count, size, 2 * len(rows) - size)
     order = np.lexsort((ties, *reversed(ranking.keys), first[which], preference, rows.node))
-    starts = changes(rows.node[order]).nonzero()[0]
+    starts = begins(rows.node[order]).nonzero()[0]
     chosen = order[starts[:, None] + np.arange(count)]
     split = (preference[chosen[:, 0]] > len(rows)).astype(np.int64)
     return Options(

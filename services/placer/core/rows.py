@@ -94,7 +94,7 @@ class Ask:
         return mask
 
 
-def changes(node: Ints) -> Bools:
+def begins(node: Ints) -> Bools:
     """Where another number than before begins."""
     new = np.empty(len(node), np.bool_)
     new[:1] = True
@@ -197,7 +197,7 @@ class Rows:
 
     def begins(self) -> Bools:
         """Whether a row is the first of its node; the rows of a node stand together."""
-        return changes(self.node)
+        return begins(self.node)
 
     def best(self, values: Array) -> int:
         """Which place among these rows has the largest value, the first by name among equals."""

@@ -135,5 +135,5 @@ class Grouped(Protocol):
 
 def summed(by: Mapping[str, Floats]) -> Floats:
     """The total of parts that add up; rounded, so that equals are equal whatever the order of the sum."""
-    total: Floats = reduce(add, by.values())
-    return np.minimum(np.maximum(total, 0.0), 1.0).round(9)
+    total: Floats = np.minimum(np.maximum(reduce(add, by.values()), 0.0), 1.0).round(9)
+    return total
