@@ -22,6 +22,7 @@ from services.placer.core.outcome import Assignment
 
 STRATEGIES: Final = ("fgd", "laxity")
 TARGET_RATE: Final = 5_000
+NODES: Final = 1_213
 FULL: Final = 0.9
 SEED: Final = 42
 

@@ -11,6 +11,7 @@ from cli.simulate.world import World
 from services.placer.core.columns import Floats, Ints
 from services.placer.core.strategies.fragmentation import fragments
 from services.placer.core.strategies.nodes import Nodes
+from shared.messages import SHARE_WHOLE_MICRO
 
 
 class _State(NamedTuple):
@@ -60,8 +61,11 @@ class Watch:
             return np.zeros(0, np.int64)
         cluster, outlook = self._world.cluster, self._world.outlook
         slots, nothing = np.array([state.slot for state in states]), np.zeros(len(states), np.int64)
+        shares = np.array([state.shares for state in states])
         seen = Nodes(
-            share_free=np.array([state.shares for state in states]),
+            share_free=shares,
+            idle=shares.sum(axis=1),
+            whole=np.count_nonzero(shares == SHARE_WHOLE_MICRO, axis=1),
             cpu_free=np.array([state.cpu for state in states]),
             memory_free=nothing,
             model=cluster.devices["model"][cluster.nodes["first_row"][slots]],

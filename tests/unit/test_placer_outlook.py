@@ -42,6 +42,8 @@ def seen(machines: Sequence[tuple[list[int], int, int, int]]) -> Nodes:
     rows = list(product(range(len(machines)), range(free.shape[1])))
     return Nodes(
         share_free=free,
+        idle=free.sum(axis=1),
+        whole=(free == WHOLE).sum(axis=1),
         cpu_free=np.array([machine[1] for machine in machines]),
         memory_free=np.array([machine[2] for machine in machines]),
         model=np.array([machine[3] for machine in machines]),

@@ -100,6 +100,9 @@ class NodeAccount:
         self.devices = [DeviceAccount(device) for device in facts.devices]
         self.shares_free = [device.share_free if device.healthy else 0 for device in self.devices]
         """Of each device, 0 of one that is not healthy."""
+        self.share_free = sum(self.shares_free)
+        self.whole_free = self.shares_free.count(SHARE_WHOLE_MICRO)
+        """Devices that are well and that nobody uses."""
         self._places = {device.uuid: place for place, device in enumerate(facts.devices)}
         self._cpu_used = self._memory_used = 0
         self._classes: Counter[int] = Counter()
@@ -145,8 +148,10 @@ class NodeAccount:
         return [self._places[uuid] for uuid in reservation.devices if uuid in self._places]
 
     def _share(self, place: int) -> None:
-        device = self.devices[place]
-        self.shares_free[place] = device.share_free if device.healthy else 0
+        device, before = self.devices[place], self.shares_free[place]
+        self.shares_free[place] = now = device.share_free if device.healthy else 0
+        self.share_free += now - before
+        self.whole_free += (now == SHARE_WHOLE_MICRO) - (before == SHARE_WHOLE_MICRO)
 
 
 def _class_bit(reservation: Reservation) -> int:

@@ -55,20 +55,25 @@ _NODE_COLUMNS: Final[dict[str, Any]] = {
     "capacity": (np.int64, (3,)),
     "devices": np.int64,
     "slot": np.int64,
-    "left": (np.int64, (8,)),
-    "shares": (np.int64, (8,)),
+    "held": (np.int64, (16,)),
     "rank": np.int64,
     "hash": np.uint64,
 }
-_LEFT: Final[dict[str, tuple[str, int | slice]]] = {
-    "cpu_free": ("left", 0),
-    "memory_free": ("left", 1),
-    "share_free": ("left", 2),
-    "whole_free": ("left", 3),
-    "classes": ("left", 4),
-    "used": ("left", slice(5, 8)),
+CPU_FREE, MEMORY_FREE, SHARE_FREE, WHOLE_FREE, CLASSES = range(5)
+USED: Final = slice(5, 8)
+SHARES: Final = slice(8, None)
+"""Where that stands in the column `held` of a node: all that changes with every reservation, read and written together.
+`shares` is what is free of each device, 0 of one that is not healthy; there are as many as the largest node has."""
+
+_HELD: Final[dict[str, tuple[str, int | slice]]] = {
+    "cpu_free": ("held", CPU_FREE),
+    "memory_free": ("held", MEMORY_FREE),
+    "share_free": ("held", SHARE_FREE),
+    "whole_free": ("held", WHOLE_FREE),
+    "classes": ("held", CLASSES),
+    "used": ("held", USED),
+    "shares": ("held", SHARES),
 }
-"""What changes with every reservation."""
 _DEVICE_COLUMNS: Final[dict[str, Any]] = {
     "node": np.int64,
     "is_device": np.bool_,
@@ -99,7 +104,7 @@ class Cluster:
     def __init__(self, kinds_kept: int = 10_000) -> None:
         """`kinds_kept`: kinds of load that no device has any more are forgotten when there are so many of them."""
         self._kinds_kept = kinds_kept
-        self.nodes = Columns(_NODE_COLUMNS, _LEFT)
+        self.nodes = Columns(_NODE_COLUMNS, _HELD)
         self.devices = Columns(_DEVICE_COLUMNS)
         self.loads: dict[int, Load] = {}
         self.codes: dict[object, int] = {}
@@ -293,7 +298,7 @@ class Cluster:
         slot = self.nodes.take(1).start
         self._slots[node], self._names[slot] = slot, node
         self._rows[node] = rows = self.devices.take(count)
-        self.nodes.widen("shares", count)
+        self.nodes.widen("held", SHARES.start + count)
         self.nodes.write(range(slot, slot + 1), known=True, first_row=rows.start, row_count=count, shares=0)
         self._order = None
 
@@ -392,20 +397,20 @@ class Cluster:
         if len(self.kinds) > self._kinds_kept + 2 * len(self.devices):
             self._renumber()
         slot, start = self._slots[node], self._rows[node].start
+        held, cpu, memory, facts = self.nodes["held"], account.cpu_free, account.memory_free, self._facts[node]
         for place in places:
             self._write_device(start + place, account.devices[place])
-        cpu, memory, shares, facts = account.cpu_free, account.memory_free, account.shares_free, self._facts[node]
-        self.nodes["shares"][slot, : len(shares)] = shares
-        self.nodes["left"][slot] = [
+            held[slot, SHARES.start + place] = account.shares_free[place]
+        held[slot, : SHARES.start] = (
             UNKNOWN if cpu is None else cpu,
             UNKNOWN if memory is None else memory,
-            free := sum(shares),
-            shares.count(SHARE_WHOLE_MICRO),
+            account.share_free,
+            account.whole_free,
             account.classes,
             0 if cpu is None else facts.cpu_milli - cpu,
             0 if memory is None else facts.memory_mib - memory,
-            len(shares) * SHARE_WHOLE_MICRO - free,
-        ]
+            len(account.devices) * SHARE_WHOLE_MICRO - account.share_free,
+        )
 
     def _write_device(self, row: int, account: DeviceAccount) -> None:
         self.loads[row] = load = account.load()

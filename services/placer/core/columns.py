@@ -64,6 +64,7 @@ class Columns:
         column = self._columns[name]
         if (more := width - column.shape[1]) > 0:
             self._columns[name] = np.pad(column, ((0, 0), (0, more)))
+            self._look()
 
     def write(self, rows: range, **values: Any) -> None:
         """Sets some columns of a run, each from one value or from a list of as many as there are rows."""

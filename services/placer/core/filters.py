@@ -102,7 +102,7 @@ def passing(rows: Rows) -> Rows:
     """Those of rows with room that pass, without a word about the others: the same as `sift`, in less time."""
     for fails in _BESIDE_ROOM:
         bad = fails(rows) if len(rows) else None
-        if bad is not None:
+        if bad is not None and bad.any():
             rows = rows.where(~bad)
     return rows
 
@@ -232,8 +232,12 @@ def _says_guarantee(rows: Rows) -> str:
 
 def _memory_small(column: str) -> Callable[[Rows], Bools | None]:
     def fails(rows: Rows) -> Bools | None:
-        need, values = rows.ask.demand.device_memory_mib, rows.of_device(column)
-        return ((values < need) & (values != UNKNOWN)) if need else None
+        need = rows.ask.demand.device_memory_mib
+        if not need:
+            return None
+        values = rows.of_device(column)
+        small: Bools = (values < need) & (values != UNKNOWN)
+        return small
 
     return fails
 

@@ -9,11 +9,15 @@ import numpy as np
 from services.placer.core.cluster import Cluster, name_hash
 from services.placer.core.columns import Array, Bools, Columns, Floats, Ints
 from services.placer.core.prospects import Prospects
-from services.placer.core.rows import Rows
+from services.placer.core.rows import Rows, begins
 from services.placer.core.strategies.base import Ranking, Strategy
 
 _FEW: Final = 500
 """Rows that are sorted sooner than looked through key by key: it is about as quick at so many."""
+
+_FIBONACCI: Final = np.uint64(0x9E3779B97F4A7C15)
+"""For hashing: 2**64 over the golden ratio."""
+_HALF: Final = np.uint64(32)
 
 
 class Options(NamedTuple):
@@ -38,10 +42,10 @@ def options(rows: Rows, strategy: Strategy, tie: Tie) -> Options:
     if count > 1:
         return _sets(rows, ranking, tie)
     best = _first_of_each(rows, ranking.keys, tie)
-    chosen = rows.where(best)
+    chosen = rows if isinstance(best, slice) else rows.where(best)
     return Options(
         node=chosen.node,
-        devices=chosen.index[:, None] if count else np.zeros((len(best), 0), np.int64),
+        devices=chosen.index[:, None] if count else np.zeros((len(chosen), 0), np.int64),
         keys=tuple(key[best] for key in ranking.keys),
         total=ranking.total[best],
         parts=tuple(ranking.by),
@@ -66,28 +70,21 @@ class Tie:
     def _of(self, columns: Columns, rows: Ints) -> Array:
         if not self._word:
             return columns["rank"][rows]
-        mixed = (columns["hash"][rows] ^ self._salt) * np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing
-        shuffled: Array = mixed ^ (mixed >> np.uint64(32))
+        mixed = (columns["hash"][rows] ^ self._salt) * _FIBONACCI
+        shuffled: Array = mixed ^ (mixed >> _HALF)
         return shuffled
 
 
-def _first_of_each(rows: Rows, keys: tuple[Array, ...], tie: Tie) -> Ints:
-    """The place of the smallest keys on each node; the rows of a node stand together."""
-    starts = _starts(rows.node)
+def _first_of_each(rows: Rows, keys: tuple[Array, ...], tie: Tie) -> Ints | slice:
+    """The place of the smallest keys on each node; all places where each node has one row."""
+    starts = rows.begins().nonzero()[0]
     if len(starts) == len(rows):
-        return starts
+        return slice(None)
     if len(rows) > _FEW:
         return _narrowed(rows, keys, tie, starts)
     order = np.lexsort((tie.of_devices(rows.index), *reversed(keys), rows.node))
-    first: Ints = order[_starts(rows.node[order])]
+    first: Ints = order[begins(rows.node[order])]
     return first
-
-
-def _starts(node: Ints) -> Ints:
-    """Where another node begins."""
-    new = np.ones(len(node), np.bool_)
-    np.not_equal(node[1:], node[:-1], out=new[1:])
-    return new.nonzero()[0]
 
 
 def _narrowed(rows: Rows, keys: tuple[Array, ...], tie: Tie, starts: Ints) -> Ints:
@@ -119,7 +116,7 @@ def _sets(rows: Rows, ranking: Ranking, tie: Tie) -> Options:
     np.minimum.at(first, which, ties)
     preference = np.where(size >= count, size, 2 * len(rows) - size)
     order = np.lexsort((ties, *reversed(ranking.keys), first[which], preference, rows.node))
-    starts = _starts(rows.node[order])
+    starts = begins(rows.node[order]).nonzero()[0]
     chosen = order[starts[:, None] + np.arange(count)]
     split = (preference[chosen[:, 0]] > len(rows)).astype(np.int64)
     return Options(

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 
-from services.placer.core.cluster import RESOURCES, UNKNOWN
+from services.placer.core.cluster import (
+    CLASSES,
+    CPU_FREE,
+    MEMORY_FREE,
+    RESOURCES,
+    SHARE_FREE,
+    SHARES,
+    UNKNOWN,
+    USED,
+    WHOLE_FREE,
+)
 from services.placer.core.columns import Floats, Ints
 from services.placer.core.feasible import NO_SLACK
 from services.placer.core.rows import Rows
@@ -19,6 +27,7 @@ class Prospects:
 
     def __init__(self, rows: Rows) -> None:
         self._rows, self._demand = rows, rows.ask.demand
+        self._free: Ints | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -35,7 +44,7 @@ class Prospects:
     def promises(self) -> bool:
         return self._demand.kind is not Kind.SOFT
 
-    @cached_property
+    @property
     def share_after(self) -> Floats:
         if not self._demand.count:
             return self._nothing
@@ -55,7 +64,7 @@ class Prospects:
     def whole_after(self) -> Ints:
         if not self._demand.count:
             return self._zeros
-        whole: Ints = self._rows.of_node("whole_free") - (self._share_free == SHARE_WHOLE_MICRO) * self._demand.count
+        whole: Ints = self._rows.held[:, WHOLE_FREE] - (self._share_free == SHARE_WHOLE_MICRO) * self._demand.count
         return whole
 
     @property
@@ -81,43 +90,44 @@ class Prospects:
 
     @property
     def capacity(self) -> Ints:
-        found: Ints = self._rows.of_node("capacity")
+        found: Ints = self._rows.ask.cluster.nodes["capacity"].take(self._rows.node, axis=0)
         return found if self._demand.count else found[:, :2]
 
     @property
     def used_after(self) -> Ints:
-        demand = self._demand
-        asked = np.array([demand.cpu_milli, demand.memory_mib, demand.count * demand.share_micro])
-        used: Ints = self._rows.of_node("used") + asked
-        return used if demand.count else used[:, :2]
+        used: Ints = self._rows.held[:, USED] + self._rows.ask.taken
+        return used if self._demand.count else used[:, :2]
 
     @property
     def asked(self) -> Asked:
         demand = self._demand
         return Asked(demand.count, demand.share_micro, demand.cpu_milli, demand.memory_mib)
 
-    @cached_property
+    @property
     def nodes(self) -> Nodes:
         rows, nodes, devices = self._rows, self._rows.ask.cluster.nodes, self._rows.ask.cluster.devices
-        new = np.ones(len(rows), np.bool_)
-        np.not_equal(rows.node[1:], rows.node[:-1], out=new[1:])
-        slots, of_row = rows.node[new], new.cumsum() - 1
+        new = rows.begins()
+        starts, of_row = new.nonzero()[0], new.cumsum() - 1
+        slots, held = rows.node[starts], rows.held.take(starts, axis=0)
         first = nodes["first_row"][slots]
         return Nodes(
-            share_free=nodes["shares"][slots],
-            cpu_free=nodes["cpu_free"][slots],
-            memory_free=nodes["memory_free"][slots],
+            share_free=held[:, SHARES],
+            idle=held[:, SHARE_FREE],
+            whole=held[:, WHOLE_FREE],
+            cpu_free=held[:, CPU_FREE],
+            memory_free=held[:, MEMORY_FREE],
             model=devices["model"][first],
             devices=nodes["devices"][slots],
-            classes=nodes["classes"][slots],
+            classes=held[:, CLASSES],
             of_row=of_row,
             place=rows.index - first[of_row] if self._demand.count else self._zeros,
         )
 
-    @cached_property
+    @property
     def _share_free(self) -> Ints:
-        free: Ints = self._rows.of_device("share_free")
-        return free
+        if self._free is None:
+            self._free = self._rows.of_device("share_free")
+        return self._free
 
     @property
     def _nothing(self) -> Floats:

@@ -76,6 +76,12 @@ class Ask:
         codes = [self.cluster.codes.get(("model", model), UNKNOWN) for model in (gpu and gpu.models) or ()]
         return np.array(codes, np.int64)
 
+    @cached_property
+    def taken(self) -> Ints:
+        """What one replica takes of a node, for RESOURCES."""
+        demand = self.demand
+        return np.array([demand.cpu_milli, demand.memory_mib, demand.count * demand.share_micro])
+
     def lacking(self, node: str) -> str | None:
         """What the node's backend cannot honour, if anything."""
         can = capabilities_of(node, self.capabilities)
@@ -88,18 +94,33 @@ class Ask:
         return mask
 
 
+def begins(node: Ints) -> Bools:
+    """Where another number than before begins."""
+    new = np.empty(len(node), np.bool_)
+    new[:1] = True
+    np.not_equal(node[1:], node[:-1], out=new[1:])
+    return new
+
+
 class Rows:
     """Some rows under question; every column of theirs is an array of their length."""
 
-    def __init__(self, ask: Ask, index: Ints, node: Ints | None = None) -> None:
-        """`node`: the node row of each, where it is known already."""
-        self.ask, self.index, self._node = ask, index, node
+    def __init__(self, ask: Ask, index: Ints, node: Ints | None = None, held: Ints | None = None) -> None:
+        """`node`, `held`: the node row of each and what that holds, where they are known already."""
+        self.ask, self.index, self._node, self._held = ask, index, node, held
+        self._tested: tuple[Verdicts, Ints] | None = None
 
     def __len__(self) -> int:
         return len(self.index)
 
     def where(self, chosen: Bools | Ints | slice) -> Rows:
-        return Rows(self.ask, self.index[chosen], None if self._node is None else self._node[chosen])
+        node, held = self._node, self._held
+        return Rows(
+            self.ask,
+            self.index[chosen],
+            None if node is None else node[chosen],
+            None if held is None else held[chosen],
+        )
 
     @property
     def node(self) -> Ints:
@@ -107,6 +128,13 @@ class Rows:
         if self._node is None:
             self._node = self.ask.cluster.devices["node"][self.index] if self.ask.demand.count else self.index
         return self._node
+
+    @property
+    def held(self) -> Ints:
+        """The line `held` of the node of each."""
+        if self._held is None:
+            self._held = self.ask.cluster.nodes["held"].take(self.node, axis=0)
+        return self._held
 
     @cached_property
     def slots(self) -> Ints:
@@ -131,18 +159,13 @@ class Rows:
         mask[self.slots] = [holds(name(slot)) for slot in self.slots.tolist()]
         return mask[self.node]
 
-    @cached_property
-    def _load(self) -> Ints:
-        load: Ints = self.of_device("load")
-        return load
-
-    @cached_property
-    def _verdicts(self) -> Verdicts:
-        return self.ask.cluster.verdicts(self.ask.demand, self._load)
-
     def verdict(self, column: str) -> Array:
         """A column of the admission test on each device: `admitted`, `slack`, `unproven` or `breaks`."""
-        return self._verdicts.column(column, self._load)
+        if self._tested is None:
+            load = self.of_device("load")
+            self._tested = self.ask.cluster.verdicts(self.ask.demand, load), load
+        verdicts, load = self._tested
+        return verdicts.column(column, load)
 
     def alone(self, column: str) -> Array:
         """The same if each device were empty."""
@@ -168,8 +191,13 @@ class Rows:
 
     def per_node(self) -> Ints:
         """How many of these rows the node of each has."""
-        counts: Ints = np.bincount(self.node)[self.node]
+        run = self.begins().cumsum() - 1
+        counts: Ints = np.bincount(run)[run]
         return counts
+
+    def begins(self) -> Bools:
+        """Whether a row is the first of its node; the rows of a node stand together."""
+        return begins(self.node)
 
     def best(self, values: Array) -> int:
         """Which place among these rows has the largest value, the first by name among equals."""

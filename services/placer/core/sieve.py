@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from services.placer.core.cluster import CPU_FREE, MEMORY_FREE, SHARES, UNKNOWN
 from services.placer.core.columns import Array, Bools, Ints
 from services.placer.core.filters import DEVICE_FILTERS, NODE_FILTERS, Sifted, passing, sift
 from services.placer.core.room import room
@@ -48,17 +49,16 @@ class Sieve:
         """Their rows with the CPU, the memory and the share asked for, which most of a full cluster lack."""
         demand, nodes = self.ask.demand, self.ask.cluster.nodes
         slots = slots[self._open[slots]]
-        if demand.cpu_milli:
-            slots = slots[nodes["cpu_free"][slots] >= demand.cpu_milli]
-        if demand.memory_mib:
-            slots = slots[nodes["memory_free"][slots] >= demand.memory_mib]
+        held = nodes["held"].take(slots, axis=0)
+        room = held[:, CPU_FREE] >= (demand.cpu_milli or UNKNOWN)
+        room &= held[:, MEMORY_FREE] >= (demand.memory_mib or UNKNOWN)
         if not demand.count:
-            return Rows(self.ask, slots)
-        which, places = (nodes["shares"].take(slots, axis=0) >= demand.share_micro).nonzero()
+            return Rows(self.ask, slots[room], held=held[room])
+        which, places = ((held[:, SHARES] >= demand.share_micro) & room[:, None]).nonzero()
         node = slots[which]
-        index = nodes["first_row"][node] + places
-        left = self._settled[index] < 0
-        return Rows(self.ask, index[left], node[left])
+        rows = Rows(self.ask, nodes["first_row"][node] + places, node, held.take(which, axis=0))
+        ruled_out = self._settled[rows.index] >= 0
+        return rows.where(~ruled_out) if ruled_out.any() else rows
 
     def sifted(self) -> Sifted:
         """All rows in the order of names."""

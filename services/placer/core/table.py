@@ -7,6 +7,7 @@ look over all nodes. docs/placement.md has the cost model.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,8 @@ from shared.messages import Score
 
 _NONE = np.inf
 """The first key of a node that has no option."""
-_TOTAL, _UNPROVEN, _PARTS = range(3)
+_UNPROVEN, _PARTS = 1, 2
+"""Of a line, after the total."""
 
 
 class Table:
@@ -33,9 +35,13 @@ class Table:
         self._seen = 0
         self._size = 0
         self._parts: tuple[str, ...] = ()
-        self._keys: list[Floats] = []
+        self._first: Floats | None = None
+        """The first key of each node, which is looked through."""
         self._told: Floats = np.zeros((0, 0))
-        """A line for each node: the total, 1 where it is unproven, the parts of the total, the device rows."""
+        """A line for each node: the other keys, the total, 1 where it is unproven, the parts of the total, the device
+        rows. `_others` are the columns of the keys, `_total` is the place of the total."""
+        self._others: list[Floats] = []
+        self._total = 0
         self._drawn: Tie | None = None
         """Where the strategy is chance: what this decision draws by. The table is the same for all."""
 
@@ -68,8 +74,8 @@ class Table:
         self._cluster.all_slots()  # brings the ranks up to date
         changed = self._cluster.changed_since(self._seen)
         self._grow(len(self._cluster.nodes))
-        if self._keys:
-            self._keys[0][changed] = _NONE
+        if self._first is not None:
+            self._first[changed] = _NONE
         rows = self.sieve.passing(changed)
         if len(rows):
             self._write(options(rows, self._strategy, self._tie))
@@ -77,12 +83,12 @@ class Table:
 
     def best(self, first: Sequence[Array] = ()) -> tuple[int | None, int | None]:
         """The node of the best option and that of the second best; `first` are keys that count more than its own."""
-        if not self._keys:
+        if self._first is None:
             return None, None
-        strongest = self._keys[0]
+        strongest, others = self._first, self._others
         if first:
-            return self._two((strongest != _NONE).nonzero()[0], (*first, *self._keys))
-        equals, others = self._equals(strongest), self._keys[1:]
+            return self._two((strongest != _NONE).nonzero()[0], (*first, strongest, *others))
+        equals = self._equals(strongest)
         if len(equals) != 1:
             return self._two(equals, others)
         best = int(equals[0])
@@ -93,7 +99,7 @@ class Table:
 
     def _equals(self, strongest: Floats) -> Ints:
         """The nodes with the smallest first key, none where none has an option."""
-        least = strongest.min()
+        least = _smallest(strongest)
         equals: Ints = (strongest == least).nonzero()[0]
         return equals if least != _NONE else equals[:0]
 
@@ -103,13 +109,17 @@ class Table:
             if len(left) < 2:
                 break
             values = key[left]
-            least = left[values == values.min()]
+            least = left[values == _smallest(values)]
             if len(least) == 1:
                 best = int(least[0])
                 return best, self._least(left[left != best], keys[number:])
             left = least
-        best_of_equals = self._least(left, ())
-        return best_of_equals, self._least(left[left != best_of_equals], ())
+        if len(left) < 2:
+            return (int(left[0]) if len(left) else None), None
+        ties = self._ties(left)
+        best = int(left[ties.argmin()])
+        others = left != best
+        return best, int(left[others][ties[others].argmin()])
 
     def _least(self, left: Ints, keys: Sequence[Array]) -> int | None:
         """The node among these with the smallest keys, then the tie-break."""
@@ -117,7 +127,7 @@ class Table:
             if len(left) < 2:
                 break
             values = key[left]
-            left = left[values == values.min()]
+            left = left[values == _smallest(values)]
         if len(left) < 2:
             return int(left[0]) if len(left) else None
         return int(left[self._ties(left).argmin()])
@@ -127,7 +137,7 @@ class Table:
         if self._drawn is not None:
             return self._drawn.of_nodes(left)
         if self.sieve.ask.demand.count:
-            return self._tie.of_devices(self._told[left, self._first_device].astype(np.int64))
+            return self._tie.of_devices(self._told[:, self._first_device][left].astype(np.int64))
         return self._tie.of_nodes(left)
 
     def devices(self, node: int) -> list[int]:
@@ -138,33 +148,42 @@ class Table:
         return [int(row) for row in self._told[node, self._first_device :].tolist()]
 
     def unproven(self, node: int) -> bool:
-        return bool(self._told[node, _UNPROVEN])
+        return bool(self._told[node, self._total + _UNPROVEN])
 
     def total(self, node: int) -> float:
-        return round(float(self._told[node, _TOTAL]), 6)
+        return round(float(self._told[node, self._total]), 6)
 
     def score(self, node: int) -> Score:
-        by = zip(self._parts, self._told[node, _PARTS : self._first_device].tolist(), strict=True)
+        by = zip(self._parts, self._told[node, self._total + _PARTS : self._first_device].tolist(), strict=True)
         return Score(total=self.total(node), by={name: round(part, 6) for name, part in by})
 
     @property
     def _first_device(self) -> int:
-        return _PARTS + len(self._parts)
+        return self._total + _PARTS + len(self._parts)
 
     def _write(self, fresh: Options) -> None:
-        told = (fresh.total, fresh.unproven, *fresh.by, *fresh.devices.T)
-        if not self._keys:
-            self._parts = fresh.parts
-            self._keys = [np.full(self._size, _NONE) for _ in fresh.keys]
-            self._told = np.zeros((self._size, len(told)))
-        for column, values in zip(self._keys, fresh.keys, strict=True):
-            column[fresh.node] = values
+        first, *others = fresh.keys
+        told = (*others, fresh.total, fresh.unproven, *fresh.by, *fresh.devices.T)
+        if self._first is None:
+            self._parts, self._total = fresh.parts, len(others)
+            self._first = np.full(self._size, _NONE)
+            self._tell(np.zeros((self._size, len(told))))
+        self._first[fresh.node] = first
         self._told[fresh.node] = np.array(told).T
+
+    def _tell(self, told: Floats) -> None:
+        self._told, self._others = told, [told[:, place] for place in range(self._total)]
 
     def _grow(self, nodes: int) -> None:
         if nodes <= self._size:
             return
         more = max(nodes - self._size, self._size)
         self._size += more
-        self._keys = [np.concatenate([column, np.full(more, _NONE)]) for column in self._keys]
-        self._told = np.concatenate([self._told, np.zeros((more, self._told.shape[1]))])
+        if self._first is not None:
+            self._first = np.concatenate([self._first, np.full(more, _NONE)])
+            self._tell(np.concatenate([self._told, np.zeros((more, self._told.shape[1]))]))
+
+
+def _smallest(values: Array) -> Any:
+    """The least of them: found sooner than by `min`, above all among few."""
+    return values[values.argmin()]

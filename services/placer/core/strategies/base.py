@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -133,5 +135,5 @@ class Grouped(Protocol):
 
 def summed(by: Mapping[str, Floats]) -> Floats:
     """The total of parts that add up; rounded, so that equals are equal whatever the order of the sum."""
-    total: Floats = np.round(np.clip(np.sum(list(by.values()), axis=0), 0.0, 1.0), 9)
+    total: Floats = np.minimum(np.maximum(reduce(add, by.values()), 0.0), 1.0).round(9)
     return total

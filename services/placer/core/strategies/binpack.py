@@ -85,8 +85,9 @@ def weighed(rows: Candidates, scores: Ints, strategy: Weights) -> tuple[Floats, 
 
     A resource of which the node has none scores 0 and counts nothing.
     """
-    weights = np.array([getattr(strategy, resource) for resource in rows.resources])
-    weight = np.maximum((rows.capacity > 0) @ weights, 1)
+    each = [getattr(strategy, resource) for resource in rows.resources]
+    weights, capacity = np.array(each), rows.capacity
+    weight = max(sum(each), 1) if capacity.all() else np.maximum((capacity > 0) @ weights, 1)
     total: Floats = (scores @ weights // weight) / FULL_SCORE
     parts = (scores * weights).T / (weight * FULL_SCORE)
     return total, dict(zip(rows.resources, parts, strict=True))

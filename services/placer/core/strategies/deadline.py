@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.placer.core.columns import Floats
+from services.placer.core.columns import Floats, Ints
 from services.placer.core.strategies.base import Candidates, Ranking, summed
 
 _IDLE = 0.1
@@ -35,10 +35,10 @@ class Deadline:
         by = {
             "standing": self.standing * (1 - risk / 2),
             "slack": self.slack * self._snug(rows),
-            "fragmentation": self.fragmentation * self._unbroken(rows),
+            "fragmentation": self.fragmentation * self._unbroken(rows, whole := rows.whole_after),
         }
         total = summed(by)
-        return Ranking(keys=(risk, -total, rows.whole_after), total=total, by=by)
+        return Ranking(keys=(risk, -total, whole), total=total, by=by)
 
     def _snug(self, rows: Candidates) -> Floats:
         """1 where no slack is left over; where nothing is promised, 1 on devices that promise nothing either."""
@@ -46,10 +46,10 @@ class Deadline:
         snug: Floats = np.where(np.isnan(slack), alone, 1 - np.minimum(np.maximum(slack, 0), 1))
         return snug
 
-    def _unbroken(self, rows: Candidates) -> Floats:
+    def _unbroken(self, rows: Candidates, whole_after: Ints) -> Floats:
         """1 where nothing is left of the device (memory without time is nothing) and no other one lies idle."""
         share, memory = rows.share_after, rows.memory_after
         both = np.where(np.isnan(memory), share, (share + memory) / 2)
         left = np.where(share > 0, both, 0.0)
-        unbroken: Floats = (1 - left) * (1 - _IDLE) + _IDLE / (1 + rows.whole_after)
+        unbroken: Floats = (1 - left) * (1 - _IDLE) + _IDLE / (1 + whole_after)
         return unbroken

@@ -27,6 +27,10 @@ class Nodes:
 
     share_free: Ints
     """Millionths of each device; 0 where there is none, or an unhealthy one."""
+    idle: Ints
+    """Millionths free on all devices together."""
+    whole: Ints
+    """How many devices nobody uses."""
     cpu_free: Ints
     memory_free: Ints
     """-1 where unknown."""
@@ -40,18 +44,6 @@ class Nodes:
     """Which of these nodes each row is on; the rows of a node stand together."""
     place: Ints
     """Which device of its node each row is, 0 for a request without gpu."""
-
-    @cached_property
-    def idle(self) -> Ints:
-        """Millionths free on all devices together."""
-        idle: Ints = self.share_free.sum(axis=1)
-        return idle
-
-    @cached_property
-    def whole(self) -> Ints:
-        """How many devices nobody uses."""
-        whole: Ints = (self.share_free == SHARE_WHOLE_MICRO).sum(axis=1)
-        return whole
 
     @cached_property
     def least(self) -> Ints:
@@ -96,12 +88,8 @@ class Change:
         self.nodes, self.asked = nodes, asked
         self.of_place: Ints | slice = nodes.of_row if asked.partial else slice(None)
         """The node of each place."""
-
-    @cached_property
-    def cpu(self) -> Ints:
+        self.cpu: Ints = np.array((nodes.cpu_free, nodes.cpu_free - asked.cpu_milli))
         """Of each node, in two lines."""
-        cpu: Ints = self.nodes.cpu_free - np.array([[0], [self.asked.cpu_milli]])
-        return cpu
 
     @cached_property
     def device(self) -> Ints:
