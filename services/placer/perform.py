@@ -32,6 +32,7 @@ from services.placer.core.containers import (
     Stopped,
 )
 from shared.errors import BackendError, BackendSilentError, BusError
+from shared.messages import Regime
 from shared.service import Runtime
 from shared.subjects import LEDGER, PLACE_STREAM
 
@@ -107,6 +108,7 @@ class Performer:
         spec = StartSpec(
             labels,
             effect.request,
+            env={"LAXITY_GATE": _gate(effect)},
             regimes=effect.regimes,
             progress=lambda text: runtime.post(Progress(labels, text)),
         )
@@ -187,6 +189,12 @@ def _watch(backend: Backend) -> Callable[[Runtime], Awaitable[None]]:
         await backend.watch(lambda seen: runtime.post(Ended(found_of(seen))))
 
     return watch
+
+
+def _gate(start: Start) -> str:
+    """LAXITY_GATE: whether its tasks wait for their turns. What nobody knows to be ungated counts as gated."""
+    timing = start.request.realtime
+    return "1" if timing and timing.gate and not {Regime.GATED, None}.isdisjoint(start.regimes) else "0"
 
 
 def found_of(seen: Seen) -> Found:
