@@ -343,9 +343,9 @@ class Arbiter:
         return self._lose(terms.device, device, device.holder)
 
     def _charge(self, hold: _Hold, now_us: int) -> None:
-        """As in a constant-bandwidth server: what took k runtimes is paid for by k periods (THEORY section 3)."""
+        """As in a constant-bandwidth server: x times the runtime is paid for by x periods (THEORY section 3)."""
         terms, account, held_us = hold.wait.terms, hold.wait.account, now_us - hold.since_us
-        account.barred_us = hold.wait.arrival_us + -(-held_us // terms.runtime_us) * terms.period_us
+        account.barred_us = hold.wait.arrival_us + -(-held_us * terms.period_us // terms.runtime_us)
         account.next_us = max(account.next_us, account.barred_us)
 
     def _forget(self, container: str) -> list[Effect]:
