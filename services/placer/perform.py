@@ -108,7 +108,7 @@ class Performer:
         spec = StartSpec(
             labels,
             effect.request,
-            env={"LAXITY_GATE": _gate(effect)},
+            env={"LAXITY_GATE": gate_of(effect)},
             regimes=effect.regimes,
             progress=lambda text: runtime.post(Progress(labels, text)),
         )
@@ -191,7 +191,7 @@ def _watch(backend: Backend) -> Callable[[Runtime], Awaitable[None]]:
     return watch
 
 
-def _gate(start: Start) -> str:
+def gate_of(start: Start) -> str:
     """LAXITY_GATE: whether its tasks wait for their turns. What nobody knows to be ungated counts as gated."""
     timing = start.request.realtime
     return "1" if timing and timing.gate and not {Regime.GATED, None}.isdisjoint(start.regimes) else "0"

@@ -161,6 +161,27 @@ TestGate = Gate.TestCase
 TestGate.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
+@given(st.lists(st.tuples(st.integers(1, 9), st.booleans(), st.integers(0, 12)), min_size=1, max_size=8))
+@settings(max_examples=100, deadline=None)
+def test_those_who_wait_are_let_in_by_deadline_and_best_effort_last(
+    waiting: list[tuple[int, bool, int]],
+) -> None:
+    arbiter = Arbiter(MARGIN_US, end_overruns=False)
+    arbiter.handle(Joined(0, Terms("holder", GPUS[0], 1, 1, 1)), 0)
+    arbiter.handle(Opened(GPUS[0]), 0)
+    arbiter.handle(Asked(0, 0), 0)
+    for client, (deadline_us, best_effort, left_us) in enumerate(waiting, 1):
+        arbiter.handle(Joined(client, Terms(f"c{client}", GPUS[0], 1, 1, deadline_us, best_effort)), 0)
+        assert [] == arbiter.handle(Asked(client, left_us), 0)
+    order = [0]
+    for _ in waiting:
+        (grant,) = arbiter.handle(Released(order[-1]), 0)
+        assert isinstance(grant, Grant)
+        order.append(grant.client)
+    due = {client: (soft, max(declared, left)) for client, (declared, soft, left) in enumerate(waiting, 1)}
+    assert [0, *sorted(due, key=lambda client: (*due[client], client))] == order
+
+
 @st.composite
 def sets(draw: st.DrawFn) -> list[RtTask]:
     count = draw(st.integers(1, 4))
