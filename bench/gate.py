@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ class Trace:
 
     def __init__(self, spans: Sequence[Span]) -> None:
         self.spans = sorted(spans, key=lambda span: span.in_ns)
-        self._barred = {span for task in SET for span in _barred([s for s in self.spans if s.task is task])}
+        self._barred = set(_barred(self.spans))
 
     def misses(self) -> list[Span]:
         return [span for span in self.spans if span.late_ns > 0]
@@ -149,7 +150,9 @@ class Trace:
         return sorted(
             (b.in_ns - a.out_ns) / 1_000
             for a, b in pairwise(self.spans)
-            if b.begin_ns < a.out_ns and not (undisturbed and a.after_ns + b.before_ns > SWITCH_NS)
+            if b.begin_ns < a.out_ns
+            and b not in self._barred
+            and not (undisturbed and a.after_ns + b.before_ns > SWITCH_NS)
         )
 
     def overlaps(self) -> int:
@@ -157,17 +160,22 @@ class Trace:
 
 
 def _barred(spans: Sequence[Span]) -> Iterator[Span]:
-    """Those of one container's tasks that had to wait since one before overran by what others took."""
-    next_ns = until_ns = 0
+    """Those that had to wait since a task of their container had overrun by what others took; counted as in the core.
+
+    A turn is the gate's from the moment at which it was free to give: the way into it counts.
+    """
+    next_ns, until_ns, free_ns = Counter[str](), Counter[str](), 0
     for span in spans:
-        if span.begin_ns < until_ns:
+        name, task = span.task.name, span.task
+        if until_ns[name] > span.begin_ns:
             yield span
-        arrival_ns, held_ns = max(span.begin_ns, next_ns), span.out_ns + span.after_ns - span.in_ns
-        next_ns = arrival_ns + span.task.period_us * 1_000
-        limit_ns = (span.task.runtime_us + MARGIN_US) * 1_000
+        arrival_ns, given_ns = max(span.begin_ns, next_ns[name]), max(span.begin_ns, free_ns, until_ns[name])
+        free_ns = span.out_ns + span.after_ns
+        held_ns, limit_ns = free_ns - given_ns, (task.runtime_us + MARGIN_US) * 1_000
+        next_ns[name] = arrival_ns + task.period_us * 1_000
         if span.used_ns <= limit_ns < held_ns + UNSEEN_NS:
-            until_ns = arrival_ns + held_ns * span.task.period_us // span.task.runtime_us
-            next_ns = max(next_ns, until_ns)
+            until_ns[name] = arrival_ns + held_ns * task.period_us // task.runtime_us
+            next_ns[name] = max(next_ns[name], until_ns[name])
 
 
 def together(traces: Sequence[Trace]) -> Trace:
