@@ -71,7 +71,7 @@ def test_a_free_device_is_given_at_once() -> None:
     gate = Gate()
     gate.join("a")
     assert "a" == gate.ask("a")
-    assert 1 == gate.arbiter.holder(GPU)
+    assert ["GPU-0: a since 0 us, until at most 1100 us"] == gate.arbiter.story("a")
 
 
 def test_the_earliest_deadline_is_next_whoever_came_first() -> None:

@@ -219,11 +219,6 @@ class Arbiter:
         wanted = [due_us for device in self._devices.values() if (due_us := _due_us(device)) is not None]
         return min(wanted, default=None)
 
-    def holder(self, device: str) -> int | None:
-        """Who has the device now."""
-        found = self._devices.get(device)
-        return found.holder.wait.client if found and found.holder else None
-
     def check(self) -> None:
         """Assert that each client is in one place, and that a device that could be given away was."""
         for name, device in self._devices.items():
