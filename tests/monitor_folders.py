@@ -7,19 +7,23 @@ from pathlib import Path
 from shared.messages import ContainerLabels, Kind, Realtime, Reservation
 from shared.subjects import encode
 
+TIMING = Realtime(deadline_us=50_000, runtime_us=1_000, kind=Kind.FIRM, guarantee=0.9)
 
-def labels_of(root: Path, container: str, *, request_id: str = "q", guarantee: float = 0.9) -> Path:
+
+def labels_of(
+    root: Path, container: str, *, request_id: str = "q", realtime: Realtime | None = TIMING, device: str = "CPU-m-0"
+) -> Path:
     """Make the folder of a container with its labels; returns the folder."""
     reservation = Reservation(
         request_id=request_id,
         replica=0,
         generation=1,
-        devices=("CPU-m-0",),
+        devices=(device,),
         share_micro=1_000_000,
         device_memory_mib=0,
         cpu_milli=1000,
         memory_mib=64,
-        realtime=Realtime(deadline_us=50_000, runtime_us=1_000, kind=Kind.FIRM, guarantee=guarantee),
+        realtime=realtime,
     )
     labels = ContainerLabels(container=container, ledger_id="l", node="n1", reservation=reservation)
     folder = root / encode(container)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from services.monitor.batches import Pile, Piles
 from services.monitor.devices import Devices, checked, coverage, whole
+from services.monitor.gates import Gates
 from services.monitor.open_tasks import OpenTasks, RingRows, Row
 from services.monitor.probes.base import STALE, Capacity, ContainerReading, Reading, Snapshot
 from shared.effects import Draining, Effect, Emit, Publish, Tick
@@ -51,6 +52,14 @@ class ProbeFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class GateSaid:
+    """A line of the gate's process (``gates.Gates`` knows what may stand there); None: there is no gate."""
+
+    told: Mapping[str, Any] | None
+    wall_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class Wake:
     """Effect: the core wants a RingsRead by ``at_us``, also when no ring has news."""
 
@@ -73,6 +82,8 @@ class Limits:
     watermark_us: int = 1_000_000
     period_us: int = 1_000_000
     stale_after_us: int = 3_000_000
+    gate_margin_us: int | None = None
+    """None: no process serves gates on this node."""
 
 
 class Core:
@@ -102,6 +113,8 @@ class Core:
         self._told_us: int | None = None
         self._heartbeats = 0
         self._devices = Devices(self.limits.stale_after_us)
+        margin_us = self.limits.gate_margin_us
+        self._gates = None if margin_us is None else Gates(margin_us)
         self._snapshot: Snapshot | None = None
         self._snapshot_us = 0
         self._last = RingsRead(0, 0)
@@ -121,6 +134,9 @@ class Core:
                 self._snapshot, self._snapshot_us = event.snapshot, now_us
             case ProbeFailed():
                 self._counts[f"probe.{event.reason}"] += 1
+            case GateSaid():
+                if self._gates is not None and self._gates.take(event.told):
+                    return [self._heartbeat(now_us, event.wall_us, draining=False)]
             case Draining():
                 return [*self._flush(self._last), self._heartbeat(now_us, self._last.wall_us, draining=True)]
         return []
@@ -231,6 +247,8 @@ class Core:
     def _heartbeat(self, now_us: int, wall_us: int, *, draining: bool) -> Emit:
         self._heartbeats += 1
         devices = self._devices.metrics(now_us)
+        if self._gates is not None:
+            devices = tuple(map(self._gates.judged, devices))
         body = NodeMetrics(
             node=self.node,
             start_id=self.start_id,
@@ -287,8 +305,9 @@ class Core:
         tasks = {f"tasks.{kind.name.lower()}": kinds[kind] for kind in TaskEventKind} | {"tasks.lost_records": lost}
         rings = {f"rings.{reason}": count for reason, count in self._last.counts.items()}
         probe = {f"probe.{name}": count for name, count in (self._snapshot.counts if self._snapshot else {}).items()}
+        gate = {f"gate.{name}": count for name, count in (self._gates.counts if self._gates else {}).items()}
         now = {"probe.fields": fields, "probe.fields_known": known, "rings.open": len(self._rings)}
-        return {**self._counts, **self._devices.counts, **tasks, **rings, **probe, **now}
+        return {**self._counts, **self._devices.counts, **tasks, **rings, **probe, **gate, **now}
 
 
 def _told(ring: str, tasks: OpenTasks, seq: str) -> list[str]:

@@ -409,7 +409,7 @@ class RingDirectory:
             found.gone.extend(self._containers.pop(token).readers.values())
         for token in sorted(tokens - self._containers.keys()):
             path = self._listing.path / token
-            if path.is_dir() and not path.is_symlink():
+            if not token.startswith(".") and path.is_dir() and not path.is_symlink():
                 self._containers[token] = _Container(_Listing(path))
 
     def _open_new(self, container: _Container, names: set[str]) -> Iterator[RingReader]:

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 
 from services.monitor.core import METRICS, Core, Forget, Limits, Wake
+from services.monitor.gate_process import GateProcess
 from services.monitor.probe_thread import ProbeThread
 from services.monitor.probes.base import Capacity, Probe
 from services.monitor.probes.cpu import CoreSettings, CpuProbe, usable_cores
@@ -72,7 +73,12 @@ def core_settings(settings: MonitorSettings, core: int) -> CoreSettings:
 async def serve(settings: MonitorSettings, probe: Probe) -> None:
     """Runs until asked to stop."""
     start_id = os.urandom(8).hex()
-    limits = Limits(batch_us=settings.batch_us, period_us=settings.period_us, stale_after_us=settings.stale_after_us)
+    limits = Limits(
+        batch_us=settings.batch_us,
+        period_us=settings.period_us,
+        stale_after_us=settings.stale_after_us,
+        gate_margin_us=settings.gate_margin_us if settings.gated else None,
+    )
     core = Core(
         settings.node,
         start_id,
@@ -85,10 +91,9 @@ async def serve(settings: MonitorSettings, probe: Probe) -> None:
     loop = RingLoop(settings, start_id, SystemClock().now_us())
     probing = ProbeThread(probe, settings.period_us, settings.probe_deadline_us)
     service = replace(SERVICE, every=tuple(replace(every, period_us=settings.period_us) for every in SERVICE.every))
-    await run(
-        service,
-        core,
-        settings,
-        slow={Wake: loop.wake, Forget: loop.forget},
-        tasks=(loop.run, loop.tidy, probing.run),
-    )
+    tasks = [loop.run, loop.tidy, probing.run]
+    if settings.gated:
+        gate = GateProcess(settings.ring_root, settings.gate_margin_us, end_overruns=settings.gate_overrun == "end")
+        await gate.begin()
+        tasks.append(gate.run)
+    await run(service, core, settings, slow={Wake: loop.wake, Forget: loop.forget}, tasks=tasks)

@@ -56,6 +56,12 @@ class MonitorSettings(ServiceSettings):
     switch_us: int | None = Field(default=None, ge=0)
     """Given, it is not measured."""
 
+    gate_margin_us: int = Field(default=1_000, ge=0, le=1_000_000)
+    """What a task at the gate may take beyond its runtime, hand-over included; admission adds it to every runtime."""
+    gate_overrun: Literal["lose", "end"] = "lose"
+    """What becomes of a task that takes longer: its device loses its guarantees until the container is gone, or its
+    process is killed. Nobody is killed unless whoever runs the node says so; best-effort tasks are killed always."""
+
     nvml_regimes: dict[str, Regime] = Field(default_factory=dict)
     """The regime of single GPUs, by their uuid: indices change."""
     nvml_deadline_us: int = Field(default=1_500_000, ge=10_000)
@@ -71,6 +77,12 @@ class MonitorSettings(ServiceSettings):
     """File from which the fake probe takes faults while it runs."""
     fake_cpu_milli: int = Field(default=64_000, ge=1)
     fake_memory_mib: int = Field(default=512 * 1024, ge=1)
+
+    @property
+    def gated(self) -> bool:
+        """Whether a device of the node may have a gate: made-up ones run nothing that could wait."""
+        regimes = {self.regime, *self.regimes.values(), *self.nvml_regimes.values()}
+        return self.probe != "fake" and Regime.GATED in regimes
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

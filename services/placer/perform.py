@@ -33,6 +33,7 @@ from services.placer.core.containers import (
 )
 from services.placer.core.telling import Deliver, Delivered
 from shared.errors import BackendError, BackendSilentError, BusError
+from shared.messages import Regime
 from shared.service import Runtime
 from shared.subjects import LEDGER, PLACE_STREAM
 
@@ -109,6 +110,7 @@ class Performer:
         spec = StartSpec(
             labels,
             effect.request,
+            env={"LAXITY_GATE": gate_of(effect)},
             regimes=effect.regimes,
             progress=lambda text: runtime.post(Progress(labels, text)),
         )
@@ -194,6 +196,12 @@ def _watch(backend: Backend) -> Callable[[Runtime], Awaitable[None]]:
         await backend.watch(lambda seen: runtime.post(Ended(found_of(seen))))
 
     return watch
+
+
+def gate_of(start: Start) -> str:
+    """LAXITY_GATE: whether its tasks wait for their turns. What nobody knows to be ungated counts as gated."""
+    timing = start.request.realtime
+    return "1" if timing and timing.gate and not {Regime.GATED, None}.isdisjoint(start.regimes) else "0"
 
 
 def found_of(seen: Seen) -> Found:

@@ -35,6 +35,8 @@ class Device(Message):
     regime: Regime
     slice_us: int | None = None
     switch_us: int | None = None
+    handover_us: int | None = None
+    """Gated: what a turn may take beyond the declared runtime; admission adds it to every runtime."""
     group: str | None = None
     healthy: bool
     reason: str | None = None

@@ -66,6 +66,7 @@ class ServiceProcess:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._ready.exists():
             if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()  # whoever waited in vain has no end to call
                 raise RuntimeError(f"{self._module} did not get ready: {self.log[-3000:]}")
             time.sleep(0.02)
         return self

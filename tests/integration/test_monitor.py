@@ -19,7 +19,7 @@ from services.monitor.probes.fake import DeviceFault, Faults
 from shared.messages import TaskEventKind
 from shared.testing.nats_server import NatsServer
 from shared.testing.service_process import ServiceProcess
-from tests.monitor_folders import labels_of
+from tests.monitor_folders import TIMING, labels_of
 from tests.outside import Json, connect, events, heartbeat, until
 
 BEGIN, END, OVERDUE, ABORTED, LOST, CLOSED = TaskEventKind
@@ -54,7 +54,9 @@ def monitor(nats_url: str, tmp_path: Path) -> Iterator[ServiceProcess]:
 def container(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
     """Starts a container's process that runs a Python text with `laxity` imported; ends what is left of it."""
     started: list[subprocess.Popen[str]] = []
-    folder = labels_of(tmp_path / "rings", "c.1", request_id="q1", guarantee=0.8)
+    folder = labels_of(
+        tmp_path / "rings", "c.1", request_id="q1", realtime=TIMING.model_copy(update={"guarantee": 0.8})
+    )
 
     def start(code: str) -> subprocess.Popen[str]:
         environment = {**os.environ, "PYTHONPATH": str(SDK), "LAXITY_RING_DIR": str(folder)}

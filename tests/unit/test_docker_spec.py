@@ -2,6 +2,7 @@
 
 import base64
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,13 @@ def test_D15_who_asked_for_no_gpu_sees_none_also_where_it_or_its_image_says_all(
 def test_who_asked_for_some_sees_these_also_where_it_says_all() -> None:
     asked = spec(devices=("GPU-a",), gpu={}, env={"NVIDIA_VISIBLE_DEVICES": "all"})
     assert "GPU-a" == environment(asked)["NVIDIA_VISIBLE_DEVICES"]
+
+
+def test_a_container_that_must_wait_for_its_turns_is_refused_where_it_has_no_folder_to_ask_in() -> None:
+    asked = replace(spec(devices=("GPU-a",), gpu={}), env={"LAXITY_GATE": "1"})
+    assert "1" == environment(asked, ring=Path("/run/laxity/rings/c"))["LAXITY_GATE"]
+    with pytest.raises(BackendError, match=r"realtime\.gate: .* no ring_root"):
+        environment(asked)
 
 
 def test_a_core_is_pinned_and_not_asked_for_as_a_gpu() -> None:

@@ -77,3 +77,19 @@ def test_the_driver_gets_less_time_than_the_cycle_in_which_it_is_asked(monkeypat
 def test_the_table_of_the_monitor_listens_to_nothing() -> None:
     assert () == SERVICE.listens
     assert ["events.task.<node>", "metrics.<node>"] == [publishes.subject for publishes in SERVICE.publishes]
+
+
+@pytest.mark.parametrize(
+    "values, gated",
+    [
+        ({}, False),
+        ({"REGIME": "gated"}, True),
+        ({"REGIMES": '{"1": "gated"}'}, True),
+        ({"NVML_REGIMES": '{"GPU-1": "gated"}', "PROBE": "nvml"}, True),
+        ({"REGIME": "gated", "PROBE": "fake"}, False),
+    ],
+)
+def test_a_node_has_a_gate_if_one_of_its_real_devices_is_gated(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, str], gated: bool
+) -> None:
+    assert gated is settings(monkeypatch, **values).gated

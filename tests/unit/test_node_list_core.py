@@ -9,7 +9,7 @@ import pytest
 
 from services.node_list.core import LEASE, Core
 from services.node_list.nodes import Policy
-from services.node_list.standing import ClassTask
+from services.node_list.standing import ClassTask, judge
 from shared.effects import (
     Commit,
     CommitDone,
@@ -285,6 +285,12 @@ def test_the_widest_slack_comes_first_and_each_reservation_narrows_it() -> None:
     assert [uuid for _, uuid, _ in it.listed()] == ["g1", "g0"]
     it.hold("n1", reservation("q1", "g1"), reservation("q2", "g1"))
     assert [uuid for _, uuid, _ in it.listed()] == ["g0", "g1"]
+
+
+def test_what_a_turn_at_the_gate_may_take_beyond_the_runtime_is_taken_from_the_slack() -> None:
+    for margin_us in (0, 700):
+        judged = judge(device("g", handover_us=margin_us), CLASSES[0], [], [], foreign=False, tight_ratio=0.1)
+        assert 38_000 - margin_us == judged.slack_us
 
 
 def test_one_long_task_closes_a_device_to_the_short_class_only() -> None:

@@ -6,6 +6,7 @@ import pytest
 from decide_world import cluster, codes, device, firm, message, node, place, request, share
 
 from services.placer.core.filters import DEVICE_FILTERS, NODE_FILTERS
+from services.placer.core.outcome import Fits
 from services.placer.core.pipeline import decide
 from shared.messages import Gpu, Kind, Regime
 
@@ -68,6 +69,13 @@ def test_on_a_gated_device_a_long_task_breaks_the_deadline_of_a_short_one() -> N
     place(made, share(0.1, realtime=firm(10_000, 2_000, gate=True, kind=Kind.HARD)), "short")
     decision = decide(made, share(0.1, realtime=firm(100_000, 9_000, gate=True, kind=Kind.HARD)), 0)
     assert {"would_break.deadline": 1} == codes(decision)
+
+
+def test_what_a_turn_at_the_gate_may_take_beyond_the_runtime_counts_as_runtime() -> None:
+    asked = share(0.1, realtime=firm(10_000, 9_500, gate=True, kind=Kind.HARD))
+    for margin_us, fits in ((500, True), (501, False)):
+        made = cluster(node("a", (device("a.0", regime=Regime.GATED, handover_us=margin_us),)))
+        assert fits is isinstance(decide(made, asked, 0), Fits)
 
 
 @pytest.mark.parametrize("code", dict.fromkeys((*CODES, *(one.code for one in NODE_FILTERS))))

@@ -282,6 +282,47 @@ def test_the_ring_can_be_read_by_another_user_whatever_the_umask(ring_directory:
     assert 0o644 == path.stat().st_mode & 0o777
 
 
+@pytest.mark.parametrize(
+    "text, asked, waits",
+    [
+        ("", None, False),
+        ("", True, True),
+        ("0", True, False),
+        ("1", None, True),
+        ("1", False, False),
+    ],
+)
+def test_a_task_waits_for_its_turn_if_it_or_the_environment_says_so(
+    ring_directory: Path, monkeypatch: pytest.MonkeyPatch, text: str, asked: bool | None, waits: bool
+) -> None:
+    monkeypatch.setenv("LAXITY_GATE", text)
+    for _ in range(2):
+        assert waits is isinstance(laxity.task("infer", deadline_us=10, gate=asked), tasks.GatedTask)
+
+
+def test_without_a_directory_nothing_waits(no_ring: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAXITY_GATE", "1")
+    with laxity.task("infer", deadline_us=10, gate=True):
+        pass
+
+
+def test_a_gate_that_is_none_is_refused(ring_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="gate: found 1, allowed: True, False or None"):
+        laxity.task("infer", deadline_us=10, gate=1)  # type: ignore[arg-type]
+    monkeypatch.setenv("LAXITY_GATE", "yes")
+    with pytest.raises(ValueError, match="LAXITY_GATE: found 'yes', allowed: 0 or 1"):
+        laxity.task("infer", deadline_us=10)
+
+
+def test_a_task_that_finds_no_gate_has_failed(ring_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAXITY_GATE_PATIENCE_US", "0")
+    for _ in range(2):
+        with pytest.raises(laxity.GateError, match="no gate for 0 us"):
+            laxity.begin("infer", deadline_us=10, gate=True)
+    expected = [("infer", 1, 1, False), ("infer", 2, 1, True), ("infer", 1, 3, False), ("infer", 2, 3, True)]
+    assert expected == rows(ring_directory)
+
+
 def test_a_write_from_within_a_write_keeps_every_record(tmp_path: Path) -> None:
     """As a signal handler or a finalizer does it: in the same thread, while the lock is held."""
     written = ring.Ring(str(tmp_path), 16)

@@ -7,6 +7,7 @@
 Without ``LAXITY_RING_DIR`` in the environment all of this does nothing and costs almost nothing.
 """
 
+from laxity.gate import GateError
 from laxity.tasks import MAX_DEADLINE_US, begin, enabled, task
 
-__all__ = ["MAX_DEADLINE_US", "begin", "enabled", "task"]
+__all__ = ["MAX_DEADLINE_US", "GateError", "begin", "enabled", "task"]

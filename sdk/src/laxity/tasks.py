@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
+from laxity import gate as gates
 from laxity.ring import ALREADY_OPEN, DEFAULT_RECORDS, FAILED, MAX_RECORDS, MIN_RECORDS, NAME_SIZE, OK, Mark, Ring
 
 MAX_DEADLINE_US = 86_400_000_000
@@ -26,6 +27,7 @@ _warned: set[str] = set()
 _names: dict[str, bytes] = {}
 _new = object.__new__
 _default_deadline_us: int | None = None
+_default: "type[Task] | None" = None
 
 
 class Task(Mark):
@@ -68,43 +70,75 @@ class Task(Mark):
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate a function or a coroutine function; TypeError for generators, whose calls do no work."""
-        name, deadline_us = self.name, self.deadline_us
+        name, deadline_us, kind = self.name, self.deadline_us, type(self)
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(f"laxity.task cannot decorate the generator {function.__qualname__}: use with inside it")
         if inspect.iscoroutinefunction(function):
 
             async def call_coroutine(*args: P.args, **kwargs: P.kwargs) -> Any:
-                with _make_task(name, deadline_us):
+                with _make_task(name, deadline_us, kind):
                     return await function(*args, **kwargs)
 
             return cast("Callable[P, R]", functools.wraps(function)(call_coroutine))
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            with _make_task(name, deadline_us):
+            with _make_task(name, deadline_us, kind):
                 return function(*args, **kwargs)
 
         return functools.wraps(function)(call)
 
 
-def task(name: str, *, deadline_us: int | None = None) -> Task:
+class GatedTask(Task):
+    """A task that waits for its turn on the device after its begin, and gives it back at its end."""
+
+    __slots__ = ("turn",)
+
+    turn: gates.Turn | None
+
+    def __enter__(self) -> Self:
+        """The thread waits. What is raised meanwhile ends the task as failed; GateError where there is no gate."""
+        super().__enter__()
+        self.turn = None
+        try:
+            if not gates.enter(self, os.environ.get("LAXITY_RING_DIR", ""), self.deadline_us):
+                _warn("no gate; tasks run without it, as LAXITY_GATE_LOST=run says")
+        except BaseException:
+            self.end(failed=True)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.end(failed=kind is not None)
+
+    def end(self, *, failed: bool = False) -> None:
+        """As of any task. The end is stamped first: giving the turn back is no part of the task."""
+        try:
+            super().end(failed=failed)
+        finally:
+            if self.turn is not None:
+                self.turn.give(self)
+
+
+def task(name: str, *, deadline_us: int | None = None, gate: bool | None = None) -> Task:
     """Mark one task: `with laxity.task("infer", deadline_us=50_000): ...`, or a decorator with the same words.
 
     `name` is kept up to 22 bytes of UTF-8. `deadline_us` is relative to the begin, 1 to 86_400_000_000;
-    None takes LAXITY_DEADLINE_US. ValueError for anything else, with and without a ring.
+    None takes LAXITY_DEADLINE_US. `gate`: whether it waits for its turn at the gate of the device; None takes
+    LAXITY_GATE, and LAXITY_GATE=0 wins over True. ValueError for anything else, with and without a ring.
     """
     encoded = _names.get(name) or _encode(name)
     if deadline_us.__class__ is not int or not 1 <= deadline_us <= MAX_DEADLINE_US:
         deadline_us = _deadline(deadline_us)
-    return _make_task(encoded, deadline_us)
+    return _make_task(encoded, deadline_us, _default if gate is None and _default is not None else _kind(gate))
 
 
-def begin(name: str, *, deadline_us: int | None = None) -> Task:
+def begin(name: str, *, deadline_us: int | None = None, gate: bool | None = None) -> Task:
     """Begin a task that ends elsewhere: `Task.end`. Arguments and errors as for `task`."""
-    return task(name, deadline_us=deadline_us).__enter__()
+    return task(name, deadline_us=deadline_us, gate=gate).__enter__()
 
 
-def _make_task(name: bytes, deadline_us: int) -> Task:
-    made = _new(Task)  # without __init__: calling a class costs twice as much in 3.11
+def _make_task(name: bytes, deadline_us: int, kind: type[Task] = Task) -> Task:
+    made = _new(kind)  # without __init__: calling a class costs twice as much in 3.11
     made.name = name
     made.deadline_us = deadline_us
     made.seq = 0
@@ -140,6 +174,21 @@ def _deadline(given: object) -> int:
             raise ValueError(f"LAXITY_DEADLINE_US: found {text!r}, {allowed}")
         _default_deadline_us = int(text)
     return _default_deadline_us
+
+
+def _kind(gate: bool | None) -> type[Task]:
+    """What a task is that says `gate`; what one is that says nothing is remembered."""
+    global _default
+    if gate is not None and not isinstance(gate, bool):
+        raise ValueError(f"gate: found {gate!r}, allowed: True, False or None")
+    text = os.environ.get("LAXITY_GATE", "")
+    if text not in {"", "0", "1"}:
+        raise ValueError(f"LAXITY_GATE: found {text!r}, allowed: 0 or 1")
+    possible = text != "0" and bool(os.environ.get("LAXITY_RING_DIR"))
+    _default = GatedTask if possible and text == "1" else Task
+    if gate is None:
+        return _default
+    return GatedTask if possible and gate else Task
 
 
 def _open() -> Ring | None:
@@ -190,10 +239,10 @@ def _warn(text: str) -> None:
 
 def _forget() -> None:
     """Start afresh, as a forked child must: the ring that it inherited belongs to its parent."""
-    global _ring, _opened, _making, _opening, _default_deadline_us
+    global _ring, _opened, _making, _opening, _default_deadline_us, _default
     inherited, _ring, _opened, _making = _ring, None, False, False
     _opening = threading.RLock()  # another thread of the parent may have held it at the fork
-    _default_deadline_us = None
+    _default_deadline_us = _default = None
     if inherited is not None:
         inherited.close()
 

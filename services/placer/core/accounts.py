@@ -173,7 +173,7 @@ def exchanged(
 
 def sharing_of(facts: DeviceFacts) -> Sharing:
     """How the device is shared. What was measured as no time at all was not measured."""
-    return Sharing(facts.regime, facts.slice_us or None, facts.switch_us)
+    return Sharing(facts.regime, facts.slice_us or None, facts.switch_us, facts.handover_us or 0)
 
 
 def _foreign(facts: DeviceFacts) -> bool:
