@@ -154,8 +154,8 @@ def witness(tasks: Sequence[RtTask], found: Violation) -> list[Release]:
 def test_what_the_quick_test_admits_the_linear_one_admits_and_so_does_the_exact_one(tasks: list[RtTask]) -> None:
     totals = GatedTotals()
     for task in tasks:
-        totals = totals.plus(task)
-    linear = gated_linear(tasks).admitted
+        totals = totals.plus(task, GATED)
+    linear = gated_linear(tasks, GATED).admitted
     assert linear or not totals.fit()
     assert exactly_schedulable(tasks) or not linear
 

@@ -91,7 +91,7 @@ def test_more_than_the_whole_device_never_fits() -> None:
 def test_a_runtime_of_the_shortest_deadline_closes_the_quick_test() -> None:
     long = task("long", runtime_us=50_000, period_us=10**6, deadline_us=10**6)
     short = task("short", runtime_us=1, period_us=50_000, deadline_us=50_000)
-    assert not GatedTotals().plus(long).plus(short).fit()
+    assert not GatedTotals().plus(long, GATED).plus(short, GATED).fit()
     assert (False, -1) == _short(admit(GATED, [long], short))
 
 
@@ -118,7 +118,7 @@ def test_a_newcomer_that_would_break_a_resident_is_refused() -> None:
 
 def test_equal_deadlines_are_demand_and_not_blocking() -> None:
     pair = [task("a", runtime_us=25_000), task("b", runtime_us=25_000)]
-    assert (True, 0) == _short(gated_linear(pair))
+    assert (True, 0) == _short(gated_linear(pair, GATED))
 
 
 def test_a_deadline_beyond_the_period_is_covered() -> None:

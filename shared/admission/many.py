@@ -1,0 +1,230 @@
+"""The admission test asked of many loads at once: each is kept in arrays, and what these leave open is asked singly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from shared.admission.gated import job_of
+from shared.admission.gated_rows import MOST_US, NO_SLACK, Answers, Bools, GatedRows, Ints, Newcomer
+from shared.admission.kinds import admit_kind
+from shared.admission.tasks import RtTask, Sharing
+from shared.admission.time_sliced import response_bound_us, slices
+from shared.messages import Kind, Regime
+
+_REGIMES: Final = tuple(Regime)
+_PLAIN, _AT_GATE, _IN_TURNS, _ODD = range(4)
+
+
+class Load(Protocol):
+    """Who is on a device: `contexts` of them declared no runtime."""
+
+    @property
+    def sharing(self) -> Sharing: ...
+    @property
+    def residents(self) -> tuple[RtTask, ...]: ...
+    @property
+    def contexts(self) -> int: ...
+
+
+class Loads:
+    """Kinds of load by their numbers, in the order in which they came.
+
+    A gated load keeps its jobs, a time-sliced one its response bounds. All else that a verdict looks at is in the form
+    of a load, of which there are few, and one load of each form is tested for all.
+    """
+
+    def __init__(self) -> None:
+        self._loads: list[Load] = []
+        self._rows = np.zeros((0, 4), np.int64)
+        """The way in which a load is tested, its form, whether somebody on it is hard, and its row in the arrays."""
+        self._gated, self._gates = GatedRows(), np.zeros((0, 2), np.int64)
+        self._sliced = _SlicedRows()
+
+    def __len__(self) -> int:
+        return len(self._loads)
+
+    def extend(self, loads: Sequence[Load]) -> None:
+        """More loads, numbered on from the last one."""
+        self._loads.extend(loads)
+        ways = np.array([_way(load) for load in loads], np.int64)
+        rows = np.array([(0, _form(load), _hard(load), -1) for load in loads], np.int64).reshape(-1, 4)
+        rows[:, 0] = ways
+        for way, extend in ((_AT_GATE, self._extend_gated), (_IN_TURNS, self._sliced.extend)):
+            places = (ways == way).nonzero()[0]
+            rows[places, 3] = extend([loads[place] for place in places.tolist()])
+        self._rows = np.concatenate([self._rows, rows])
+
+    def keep(self, numbers: Ints) -> None:
+        """Only these loads are left, numbered from 0 in this order."""
+        self._loads = [self._loads[number] for number in numbers.tolist()]
+        self._rows = self._rows[numbers]
+        for way, keep in ((_AT_GATE, self._keep_gated), (_IN_TURNS, self._sliced.keep)):
+            places = (self._rows[:, 0] == way).nonzero()[0]
+            keep(self._rows[places, 3])
+            self._rows[places, 3] = np.arange(len(places))
+
+    def ask(self, kind: Kind, task: RtTask | None, numbers: Ints) -> Answers:
+        """What `admit_kind` answers for each of these loads."""
+        answers = Answers.none(len(numbers))
+        way, form, hard, rows = self._rows[numbers].T
+        singly = way == _ODD
+        if task is not None and max(task.period_us, task.deadline_us, task.runtime_us) >= MOST_US:
+            singly[:] = True
+        for places, ask in self._in_arrays(kind, task, way, hard):
+            chosen = (places & ~singly).nonzero()[0]
+            form[chosen] = -1
+            found, left_open = ask(rows[chosen], kind, task)
+            answers.put(chosen, found)
+            singly[chosen[left_open]] = True
+        self._by_form(answers, kind, task, numbers, np.where(singly, -1, form))
+        for place in singly.nonzero()[0].tolist():
+            answers.put([place], self._singly(kind, task, int(numbers[place])))
+        return answers
+
+    def _in_arrays(self, kind: Kind, task: RtTask | None, way: Ints, hard: Ints) -> Iterable[tuple[Bools, Any]]:
+        """Which loads the numbers decide, and how; the others' verdict follows from their form."""
+        if task is None:
+            return
+        if task.gate and (kind is Kind.SOFT or min(task.period_us, task.deadline_us) > task.host_us):
+            yield (way == _AT_GATE) & ((kind is not Kind.SOFT) | (hard > 0)), self._ask_gated
+        if kind is Kind.FIRM and task.deadline_us <= task.period_us:
+            yield way == _IN_TURNS, self._sliced.ask
+
+    def _by_form(self, answers: Answers, kind: Kind, task: RtTask | None, numbers: Ints, form: Ints) -> None:
+        for each in np.unique(form[form >= 0]).tolist():
+            alike = (form == each).nonzero()[0]
+            answers.put(alike, self._singly(kind, task, int(numbers[alike[0]])))
+
+    def _singly(self, kind: Kind, task: RtTask | None, number: int) -> Answers:
+        load = self._loads[number]
+        verdict = admit_kind(kind, load.sharing, load.residents, task, load.contexts)
+        slack = NO_SLACK if verdict.slack_us is None else verdict.slack_us
+        breaks = verdict.late is not None and (task is None or verdict.late != task.name)
+        return Answers(np.array([verdict.admitted]), np.array([slack]), np.array([breaks]))
+
+    # ------------------------------------------------------------------------------------------- gated
+
+    def _extend_gated(self, loads: Sequence[Load]) -> Ints:
+        rows, sharings = self._gated.grow(len(loads)), [load.sharing for load in loads]
+        gates = np.array([(each.handover_us, each.margin_us) for each in sharings], np.int64).reshape(-1, 2)
+        self._gates = np.concatenate([self._gates, gates])
+        for yields in (False, True):
+            kept = [[task for task in load.residents if (task.kind is Kind.SOFT) is yields] for load in loads]
+            for column in zip_longest(*kept):
+                at = [place for place, task in enumerate(column) if task]
+                jobs = [job_of(column[place], sharings[place]) for place in at]
+                times = np.array([(job.runtime, job.period, job.deadline) for job in jobs], np.int64).T
+                self._gated.add(rows[at], Newcomer.of(len(at), *times, yields=yields))
+        return rows
+
+    def _keep_gated(self, rows: Ints) -> None:
+        self._gated.keep(rows)
+        self._gates = self._gates[rows]
+
+    def _ask_gated(self, rows: Ints, kind: Kind, task: RtTask) -> tuple[Answers, Bools]:
+        handover, margin = self._gates[rows].T
+        runtime = task.runtime_us + np.maximum(margin, task.overrun_us) + handover
+        times = (runtime, task.period_us - task.host_us, task.deadline_us - task.host_us)
+        found, left_open = self._gated.ask(rows, Newcomer.of(len(rows), *times, yields=kind is Kind.SOFT))
+        if kind is Kind.SOFT:
+            found.slack_us[found.admitted] = NO_SLACK
+        return found, left_open
+
+
+class _SlicedRows:
+    """Of each load: slice, switch cost and contexts, and the response bounds of those to whom something is promised.
+
+    A bound stands as the room left alone (`room`, NO_SLACK for an empty place) and what each other context takes of it.
+    """
+
+    def __init__(self) -> None:
+        self._device = np.zeros((0, 3), np.int64)
+        self._room = np.zeros((0, 0), np.int64)
+        self._each = np.zeros((0, 0), np.int64)
+
+    def extend(self, loads: Sequence[Load]) -> Ints:
+        first, kept = len(self._device), [[_bound(load.sharing, t) for t in _promised(load)] for load in loads]
+        device = [(*(load.sharing.measured() or (1, 0)), len(load.residents) + load.contexts) for load in loads]
+        width = max(self._room.shape[1], max(map(len, kept), default=0))
+        more = [bounds + [(NO_SLACK, 0)] * (width - len(bounds)) for bounds in kept]
+        room, each = np.array(more, np.int64).reshape(len(loads), width, 2).transpose(2, 0, 1)
+        self._device = np.concatenate([self._device, np.array(device, np.int64).reshape(-1, 3)])
+        self._room = np.concatenate([_wide(self._room, width, NO_SLACK), room])
+        self._each = np.concatenate([_wide(self._each, width, 0), each])
+        return np.arange(first, len(self._device))
+
+    def keep(self, rows: Ints) -> None:
+        self._device, self._room, self._each = self._device[rows], self._room[rows], self._each[rows]
+
+    def ask(self, rows: Ints, _kind: Kind, task: RtTask) -> tuple[Answers, Bools]:
+        """The test of `time_sliced`; nothing is left open."""
+        slice_us, switch_us, others = self._device[rows].T
+        parts, over_us = task.parts(), task.overrun_us
+        count = (over_us + min(len(parts), over_us) * (slice_us - 1)) // slice_us
+        for part in parts:
+            count = count - (-part // slice_us)
+        alone = task.deadline_us - task.host_us - task.runtime_us - over_us - switch_us * count
+        own = alone - (slice_us + switch_us) * others * count
+        theirs = (self._room[rows] - self._each[rows] * others[:, None]).min(1, initial=NO_SLACK)
+        slack = np.minimum(own, theirs)
+        return Answers(slack >= 0, slack, (slack < 0) & (theirs <= own)), np.zeros(len(rows), np.bool_)
+
+
+def _bound(sharing: Sharing, task: RtTask) -> tuple[int, int]:
+    slice_us, switch_us = sharing.measured() or (1, 0)
+    alone = task.deadline_us - response_bound_us(task, 0, slice_us, switch_us)
+    return alone, (slice_us + switch_us) * slices(task, slice_us)
+
+
+def _wide(column: Ints, width: int, empty: int) -> Ints:
+    return np.pad(column, ((0, 0), (0, width - column.shape[1])), constant_values=empty)
+
+
+# --------------------------------------------------------------------------------------------- forms
+
+
+def _way(load: Load) -> int:
+    """How it is tested where numbers decide."""
+    if any(_odd(task) for task in load.residents):
+        return _ODD
+    if load.sharing.regime is Regime.GATED and _only_by_gate(load):
+        return _AT_GATE
+    if load.sharing.regime is Regime.TIME_SLICED and load.sharing.measured():
+        if any(task.kind is Kind.HARD for task in load.residents):
+            return _ODD
+        if all(task.deadline_us <= task.period_us for task in _promised(load)):
+            return _IN_TURNS
+    return _PLAIN
+
+
+def _form(load: Load) -> int:
+    """All else that a verdict looks at: regime, whether it was measured, who is there at all."""
+    empty = not load.residents and not load.contexts
+    flags = (load.sharing.measured() is None, empty, _hard(load), _only_by_gate(load))
+    return (
+        _REGIMES.index(load.sharing.regime) << 5
+        | (_way(load) == _IN_TURNS) << 4
+        | sum(f << i for i, f in enumerate(flags))
+    )
+
+
+def _odd(task: RtTask) -> bool:
+    """Whether it is left to the test of one device: without time for its device part, or with times beyond arrays."""
+    least, most = min(task.period_us, task.deadline_us), max(task.period_us, task.deadline_us, task.runtime_us)
+    return least <= task.host_us or most >= MOST_US
+
+
+def _hard(load: Load) -> bool:
+    return any(task.kind is Kind.HARD for task in load.residents)
+
+
+def _only_by_gate(load: Load) -> bool:
+    return not load.contexts and all(task.gate for task in load.residents)
+
+
+def _promised(load: Load) -> list[RtTask]:
+    return [task for task in load.residents if task.kind is not Kind.SOFT]
