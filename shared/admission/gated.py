@@ -98,11 +98,10 @@ def gated(sharing: Sharing, residents: Sequence[RtTask], newcomer: RtTask, conte
     jobs = _Jobs.of(tasks, sharing)
     if impossible := jobs.hopeless("gated linear"):
         return impossible
-    quick = GatedTotals()
-    for task in tasks:
-        quick = quick.plus(task, sharing)
-    linear = _verdict("gated quick" if quick.fit() else "gated linear", jobs.linear())
-    return linear if linear.admitted else jobs.exact(EXACT_STEPS)
+    tightest = jobs.linear()
+    if tightest and tightest.slack < 0:
+        return jobs.exact(EXACT_STEPS)
+    return _verdict("gated quick" if jobs.totals().fit() else "gated linear", tightest)
 
 
 def outside_gate(task: RtTask | None) -> str | None:
@@ -182,15 +181,26 @@ class _Jobs:
         share = format_ratio(utilisation)
         return refused(f"needs {share} of the device's time, more than all, most for {heaviest.name}", test)
 
+    def totals(self) -> GatedTotals:
+        """What the quick test looks at."""
+        blocker = self.longest[len(self.jobs)]
+        longest = max([job.runtime for job in self.jobs], default=0)
+        density = sum([job.runtime / min(job.period, job.deadline) for job in self.jobs])
+        return GatedTotals(density, max(longest, blocker.runtime if blocker else 0), min(self.deadlines, default=None))
+
     def _utilisation(self) -> Fraction:
         return sum((Fraction(job.runtime, job.period) for job in self.jobs), Fraction(0))
 
-    def point(self, at: int, demand: Fraction | int, name: str) -> _Point:
+    def _point(self, at: int, demand: Fraction | int, name: str) -> _Point:
         """Of the demand by one time, with what may block then."""
         end = bisect_right(self.deadlines, at)
-        blocker = self.longest[end]
-        blocking = max(0, blocker.runtime - self.tick) if blocker else 0
-        return _Point(name, at, demand, blocking, blocker, max(self.jobs[:end], key=lambda job: job.runtime))
+        heaviest = max(self.jobs[:end], key=lambda job: job.runtime)
+        return _Point(name, at, demand, self._blocking(end), self.longest[end], heaviest)
+
+    def _blocking(self, place: int) -> int:
+        """By those from this place on, and by soft ones."""
+        blocker = self.longest[place]
+        return max(0, blocker.runtime - self.tick) if blocker else 0
 
     # ------------------------------------------------------------------------------------------ linear
 
@@ -214,7 +224,7 @@ class _Jobs:
             grown, left = divmod(each.runtime * (at - each.deadline), each.period)
             whole += each.runtime + grown
             rest += Fraction(left, each.period) if left else 0
-        return self.point(at, whole + rest, job.name)
+        return self._point(at, whole + rest, job.name)
 
     # ------------------------------------------------------------------------------------------- exact
 
@@ -222,37 +232,42 @@ class _Jobs:
         """The deadlines of the first jobs decide most refusals; those of the later ones are searched only then."""
         if not self.jobs:
             return _verdict("gated exact", None)
-        tightest = min((self._stepped(job.deadline, job.name) for job in self.jobs), key=lambda point: point.slack)
-        if tightest.slack >= 0:
-            for end in (None, *reversed(self.deadlines[1:])):
-                tightest, steps = self._search(tightest, end, steps)
-                if tightest.slack < 0:
-                    break
-                if steps <= 0:
-                    return refused("the exact test came to no end", "gated exact")
-        return _verdict("gated exact", tightest)
-
-    def _stepped(self, at: int, name: str) -> _Point:
-        return self.point(at, self._demand(at), name)
+        first = min(self.jobs, key=lambda job: self._slack(job.deadline))
+        at, slack, name = first.deadline, self._slack(first.deadline), first.name
+        for end in (None, *reversed(self.deadlines[1:])):
+            if slack < 0:
+                break
+            last = self._horizon(slack) if end is None else end - 1
+            start = self.deadlines[-1] if end is None else self.deadlines[bisect_left(self.deadlines, end) - 1]
+            found, steps = self._search(start, last, slack, steps)
+            if found is not None:
+                at, slack, name = found[0], self._slack(found[0]), found[1]
+            elif steps <= 0:
+                return refused("the exact test came to no end", "gated exact")
+        return _verdict("gated exact", self._point(at, self._demand(at), name))
 
     def _demand(self, at: int) -> int:
         """The demand bound: the work released at or after 0 that is due by `at`, at most."""
         due = self.jobs[: bisect_right(self.deadlines, at)]
-        return sum(((at - job.deadline) // job.period + 1) * job.runtime for job in due)
+        return sum([((at - job.deadline) // job.period + 1) * job.runtime for job in due])
 
-    def _search(self, tightest: _Point, end: int | None, steps: int) -> tuple[_Point, int]:
-        """The tightest of the times before `end` and not before the deadline below it, where blocking is the same.
+    def _slack(self, at: int) -> int:
+        return at - self._demand(at) - self._blocking(bisect_right(self.deadlines, at))
 
-        As demand only falls on the way down, no time from demand + blocking + (slack so far) on is tighter.
+    def _search(self, start: int, last: int, slack: int, steps: int) -> tuple[tuple[int, str] | None, int]:
+        """The time after `start` and up to `last` with the least slack below `slack`, and the steps that are left.
+
+        Blocking is the same in all that time. As demand only falls on the way down, no time from demand + blocking +
+        (the least slack so far) on is tighter. The first time that is late is enough.
         """
-        last = self._horizon(int(tightest.slack)) if end is None else end - 1
-        start = self.deadlines[-1] if end is None else self.deadlines[bisect_left(self.deadlines, end) - 1]
+        found = None
         at, name = self._due(last)
-        while at > start and steps > 0 and tightest.slack >= 0:
-            point, steps = self._stepped(at, name), steps - 1
-            tightest = min(tightest, point, key=lambda each: each.slack)
-            at, name = self._due(min(at - 1, int(point.demand) + point.blocking + int(tightest.slack)))
-        return tightest, steps
+        while at > start and steps > 0 and slack >= 0:
+            here, steps = self._slack(at), steps - 1
+            if here < slack:
+                slack, found = here, (at, name)
+            at, name = self._due(min(at - 1, at - here + slack))
+        return (found, steps) if at <= start or slack < 0 else (None, 0)
 
     def _due(self, until: int) -> tuple[int, str]:
         """The last time up to `until` by which a part is due, and of which task."""
@@ -262,10 +277,12 @@ class _Jobs:
 
     def _horizon(self, slack: int) -> int:
         """No later time is tighter: demand is below its fluid form, or repeats from one hyperperiod to the next."""
-        utilisation, blocker = self._utilisation(), self.longest[len(self.jobs)]
+        spare: float | Fraction = 1 - sum(job.runtime / job.period for job in self.jobs)
+        if spare < 1e-6:  # too close to what floats cannot tell apart
+            spare = 1 - self._utilisation()
         repeats = self.deadlines[-1] + lcm(*(job.period for job in self.jobs))
-        if utilisation == 1:
+        if not spare:
             return repeats
-        offset = sum((job.runtime - Fraction(job.runtime, job.period) * job.deadline for job in self.jobs), Fraction(0))
-        fluid = (offset + (blocker.runtime if blocker else 0) + slack) / (1 - utilisation)
-        return min(repeats, max(self.deadlines[-1], ceil(fluid)))
+        offset = sum(job.runtime * (1 - job.deadline / job.period) for job in self.jobs)
+        fluid = (offset + self._blocking(len(self.jobs)) + slack) / float(spare)
+        return min(repeats, max(self.deadlines[-1], ceil(fluid * (1 + ROUNDING)) + 1))
