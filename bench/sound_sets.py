@@ -68,7 +68,8 @@ def gated_sets(number: int, chance: Random) -> Counter[str]:
         counts["exact"] += int(is_open.sum())
         counts["differ"] += _differences(rows, left, offer, answers.admitted, is_open)
         rows.add(left[taken], offer[taken])
-    return counts + _simulated_gate(rows, draw)
+    counts.update(_simulated_gate(rows, draw))
+    return counts
 
 
 def _offer(left: Ints, wanted: Ints, form: Ints, draw: np.random.Generator) -> Newcomer:

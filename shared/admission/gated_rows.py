@@ -58,13 +58,15 @@ class Newcomer:
     runtime: Ints
     period: Ints
     deadline: Ints
-    yields: bool = False
+    yields: bool
 
     @classmethod
     def of(cls, count: int, runtime: Any, period: Any, deadline: Any, yields: bool = False) -> Newcomer:
         """From numbers or arrays of `count` numbers."""
-        columns = (np.broadcast_to(np.asarray(each, np.int64), count)[:, None] for each in (runtime, period, deadline))
-        return cls(*columns, yields)
+        runtime, period, deadline = (
+            np.broadcast_to(np.asarray(each, np.int64), count)[:, None] for each in (runtime, period, deadline)
+        )
+        return cls(runtime, period, deadline, yields)
 
     def __getitem__(self, places: Any) -> Newcomer:
         return Newcomer(self.runtime[places], self.period[places], self.deadline[places], self.yields)
@@ -106,12 +108,13 @@ class GatedRows:
             self.columns["blocking"][rows] = np.maximum(self.columns["blocking"][rows], new.runtime)
             return
         view = self._view(rows)
-        own = {"runtime": new.runtime, "period": new.period, "deadline": new.deadline, "rate": new.runtime / new.period}
-        own |= {"demand": _own_demand(view, new, fluid=True), "bound": _own_demand(view, new, fluid=False)}
+        own: dict[str, Any] = {"runtime": new.runtime, "period": new.period, "deadline": new.deadline}
+        own["rate"] = new.runtime / new.period
+        own["demand"], own["bound"] = (_own_demand(view, new, fluid) for fluid in (True, False))
         own["blocking"] = _own_blocking(view, new, self.soft[rows])
         due = view["deadline"] >= new.deadline
-        view["demand"] += np.where(due, _fluid(new, view["deadline"]), 0)
-        view["bound"] += np.where(due, _steps(new, view["deadline"]), 0)
+        view["demand"] = view["demand"] + np.where(due, _fluid(new, view["deadline"]), 0)
+        view["bound"] = view["bound"] + np.where(due, _steps(new, view["deadline"]), 0)
         np.maximum(view["blocking"], np.where(due, 0, new.runtime), out=view["blocking"])
         for name in ("demand", "bound", "blocking"):
             self.columns[name][rows, : view[name].shape[1]] = view[name]
@@ -119,7 +122,7 @@ class GatedRows:
         for name, values in own.items():
             self.columns[name][rows, self.count[rows]] = values[:, 0]
         self.count[rows] += 1
-        self.utilisation[rows] += own["rate"][:, 0]
+        self.utilisation[rows] = self.utilisation[rows] + own["rate"][:, 0]
 
     def remove(self, row: int, place: int) -> None:
         """The job at this place of a row goes; the others are counted anew."""
@@ -211,7 +214,7 @@ def _own_demand(view: dict[str, Any], new: Newcomer, fluid: bool) -> Any:
     return new.runtime + np.where(since >= 0, view["runtime"] + grown, 0).sum(1, keepdims=True)
 
 
-def _own_blocking(view: dict[str, Any], new: Newcomer, soft: Ints) -> Ints:
+def _own_blocking(view: dict[str, Any], new: Newcomer, soft: Ints) -> Any:
     """The longest that may block at the deadline of the newcomer."""
     later = np.where(view["deadline"] > new.deadline, view["runtime"], 0)
     return np.maximum(later.max(1, initial=0, keepdims=True), soft[:, None])

@@ -12,11 +12,13 @@ from shared.admission.gated import job_of
 from shared.admission.gated_rows import MOST_US, NO_SLACK, Answers, Bools, GatedRows, Ints, Newcomer
 from shared.admission.kinds import admit_kind
 from shared.admission.tasks import RtTask, Sharing
-from shared.admission.time_sliced import response_bound_us, slices
+from shared.admission.time_sliced import slices
 from shared.messages import Kind, Regime
 
 _REGIMES: Final = tuple(Regime)
 _PLAIN, _AT_GATE, _IN_TURNS, _ODD = range(4)
+"""By its form alone, in the arrays of the gated or of the time-sliced, or singly: without time for a device part, with
+times beyond arrays, or in a case that seldom is."""
 
 
 class Load(Protocol):
@@ -50,11 +52,9 @@ class Loads:
     def extend(self, loads: Sequence[Load]) -> None:
         """More loads, numbered on from the last one."""
         self._loads.extend(loads)
-        ways = np.array([_way(load) for load in loads], np.int64)
-        rows = np.array([(0, _form(load), _hard(load), -1) for load in loads], np.int64).reshape(-1, 4)
-        rows[:, 0] = ways
+        rows = np.array([(*_form(load), -1) for load in loads], np.int64).reshape(-1, 4)
         for way, extend in ((_AT_GATE, self._extend_gated), (_IN_TURNS, self._sliced.extend)):
-            places = (ways == way).nonzero()[0]
+            places = (rows[:, 0] == way).nonzero()[0]
             rows[places, 3] = extend([loads[place] for place in places.tolist()])
         self._rows = np.concatenate([self._rows, rows])
 
@@ -117,8 +117,8 @@ class Loads:
             for column in zip_longest(*kept):
                 at = [place for place, task in enumerate(column) if task]
                 jobs = [job_of(column[place], sharings[place]) for place in at]
-                times = np.array([(job.runtime, job.period, job.deadline) for job in jobs], np.int64).T
-                self._gated.add(rows[at], Newcomer.of(len(at), *times, yields=yields))
+                runtime, period, deadline = np.array([(j.runtime, j.period, j.deadline) for j in jobs], np.int64).T
+                self._gated.add(rows[at], Newcomer.of(len(at), runtime, period, deadline, yields))
         return rows
 
     def _keep_gated(self, rows: Ints) -> None:
@@ -147,7 +147,10 @@ class _SlicedRows:
         self._each = np.zeros((0, 0), np.int64)
 
     def extend(self, loads: Sequence[Load]) -> Ints:
-        first, kept = len(self._device), [[_bound(load.sharing, t) for t in _promised(load)] for load in loads]
+        first, kept = (
+            len(self._device),
+            [[_bound(load.sharing, t) for t in load.residents if t.kind is not Kind.SOFT] for load in loads],
+        )
         device = [(*(load.sharing.measured() or (1, 0)), len(load.residents) + load.contexts) for load in loads]
         width = max(self._room.shape[1], max(map(len, kept), default=0))
         more = [bounds + [(NO_SLACK, 0)] * (width - len(bounds)) for bounds in kept]
@@ -176,8 +179,9 @@ class _SlicedRows:
 
 def _bound(sharing: Sharing, task: RtTask) -> tuple[int, int]:
     slice_us, switch_us = sharing.measured() or (1, 0)
-    alone = task.deadline_us - response_bound_us(task, 0, slice_us, switch_us)
-    return alone, (slice_us + switch_us) * slices(task, slice_us)
+    count = slices(task, slice_us)
+    alone = task.deadline_us - task.host_us - task.runtime_us - task.overrun_us - switch_us * count
+    return alone, (slice_us + switch_us) * count
 
 
 def _wide(column: Ints, width: int, empty: int) -> Ints:
@@ -187,44 +191,23 @@ def _wide(column: Ints, width: int, empty: int) -> Ints:
 # --------------------------------------------------------------------------------------------- forms
 
 
-def _way(load: Load) -> int:
-    """How it is tested where numbers decide."""
-    if any(_odd(task) for task in load.residents):
-        return _ODD
-    if load.sharing.regime is Regime.GATED and _only_by_gate(load):
-        return _AT_GATE
-    if load.sharing.regime is Regime.TIME_SLICED and load.sharing.measured():
-        if any(task.kind is Kind.HARD for task in load.residents):
-            return _ODD
-        if all(task.deadline_us <= task.period_us for task in _promised(load)):
-            return _IN_TURNS
-    return _PLAIN
-
-
-def _form(load: Load) -> int:
-    """All else that a verdict looks at: regime, whether it was measured, who is there at all."""
-    empty = not load.residents and not load.contexts
-    flags = (load.sharing.measured() is None, empty, _hard(load), _only_by_gate(load))
-    return (
-        _REGIMES.index(load.sharing.regime) << 5
-        | (_way(load) == _IN_TURNS) << 4
-        | sum(f << i for i, f in enumerate(flags))
-    )
-
-
-def _odd(task: RtTask) -> bool:
-    """Whether it is left to the test of one device: without time for its device part, or with times beyond arrays."""
-    least, most = min(task.period_us, task.deadline_us), max(task.period_us, task.deadline_us, task.runtime_us)
-    return least <= task.host_us or most >= MOST_US
-
-
-def _hard(load: Load) -> bool:
-    return any(task.kind is Kind.HARD for task in load.residents)
-
-
-def _only_by_gate(load: Load) -> bool:
-    return not load.contexts and all(task.gate for task in load.residents)
-
-
-def _promised(load: Load) -> list[RtTask]:
-    return [task for task in load.residents if task.kind is not Kind.SOFT]
+def _form(load: Load) -> tuple[int, int, bool]:
+    """How it is tested where numbers decide; all else that a verdict looks at, as one number; whether one is hard."""
+    sharing, way = load.sharing, _PLAIN
+    by_gate, odd, hard, beyond = not load.contexts, False, False, False
+    for task in load.residents:
+        period_us, deadline_us = task.period_us, task.deadline_us
+        by_gate &= task.gate
+        hard |= task.kind is Kind.HARD
+        beyond |= deadline_us > period_us and task.kind is not Kind.SOFT
+        odd |= min(period_us, deadline_us) <= task.host_us or max(period_us, deadline_us, task.runtime_us) >= MOST_US
+    measured = sharing.measured() is not None
+    in_turns = sharing.regime is Regime.TIME_SLICED and measured
+    if odd or (in_turns and hard):
+        way = _ODD
+    elif sharing.regime is Regime.GATED and by_gate:
+        way = _AT_GATE
+    elif in_turns and not beyond:
+        way = _IN_TURNS
+    flags = (measured, not load.residents and not load.contexts, hard, by_gate, beyond)
+    return way, _REGIMES.index(sharing.regime) << len(flags) | sum(flag << i for i, flag in enumerate(flags)), hard
