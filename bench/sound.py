@@ -57,7 +57,7 @@ def report(counts: Counter[str]) -> None:
             "the exact test agrees with all phases": counts["small_disagree"] == 0,
             "arrays agree with the test of one device": counts["gated_differ"] + counts["time_sliced_differ"] == 0,
         },
-        notes="All simulated, in virtual time. Gated: each task in turn a tick before all others, up to the first idle "
+        notes="All simulated, in virtual time. Gated: each task in turn 1 ns before all others, up to the first idle "
         "moment (unseen: not within 4,000 jobs), and random releases. Time-sliced: each task in turn last in the ring, "
         "with as many always busy contexts as are admitted. Single: devices event by event, with host parts, hand-"
         "over, overruns within the margin, soft containers. Small: integers, every phase of every task.",

@@ -43,6 +43,8 @@ MOST: Final = 20
 GATED: Final = Sharing(Regime.GATED)
 _STEPS: Final = (200, 4_000)
 """Jobs per device: few leave more than the first before their first idle moment, and some never have one."""
+_TICKS: Final = 1_000
+"""In a microsecond: a gate is simulated in finer time than containers declare, as good as continuous."""
 _SAMPLE: Final = 500
 """One in so many answers of the arrays is asked again singly."""
 _PERIODS: Final = ((2, 3, 4, 6), (2, 4, 8), (3, 6, 9), (5, 10), (2, 3, 6, 12))
@@ -51,8 +53,11 @@ _PHASES: Final = 600
 # ---------------------------------------------------------------------------------------------- gated
 
 
-def gated_sets(number: int, chance: Random) -> Counter[str]:
-    """Sets that grow one container at a time, near what the device can take; all of them run."""
+def gated_sets(number: int, chance: Random, sooner_us: int = 0) -> Counter[str]:
+    """Sets that grow one container at a time, near what the device can take; all of them run.
+
+    With `sooner_us` they are judged by deadlines so much sooner than admitted, which the simulation must notice.
+    """
     counts: Counter[str] = Counter(offered=number)
     rows = GatedRows(number, MOST)
     draw = np.random.default_rng(chance.getrandbits(64))
@@ -68,14 +73,14 @@ def gated_sets(number: int, chance: Random) -> Counter[str]:
         counts["exact"] += int(is_open.sum())
         counts["differ"] += _differences(rows, left, offer, answers.admitted, is_open)
         rows.add(left[taken], offer[taken])
-    counts.update(_simulated_gate(rows, draw))
+    counts.update(_simulated_gate(rows, sooner_us, draw))
     return counts
 
 
 def _offer(left: Ints, wanted: Ints, form: Ints, draw: np.random.Generator) -> Newcomer:
     """One more container for each: about its part of the whole, due before, at, or after its period, or any of these.
 
-    Half of the sets have times of a few microseconds, where one tick more or less decides.
+    Half of the sets have times of a few microseconds, where one more or less decides.
     """
     number = len(left)
     period = np.where(left % 2, draw.integers(4, 80, number), np.exp(draw.uniform(7, 14, number)).astype(np.int64))
@@ -104,9 +109,10 @@ def _differences(rows: GatedRows, left: Ints, offer: Newcomer, admitted: Bools, 
     return sum(bool(admitted[place]) is not alone for place, alone in zip(some, single, strict=True))
 
 
-def _simulated_gate(rows: GatedRows, draw: np.random.Generator) -> Counter[str]:
+def _simulated_gate(rows: GatedRows, sooner_us: int, draw: np.random.Generator) -> Counter[str]:
     kept = (rows.count > 0).nonzero()[0]
-    runtime, period, deadline = (rows.columns[name][kept] for name in ("runtime", "period", "deadline"))
+    runtime, period, deadline = (rows.columns[name][kept] * _TICKS for name in ("runtime", "period", "deadline"))
+    deadline -= sooner_us * _TICKS
     held = np.arange(runtime.shape[1]) < rows.count[kept, None]
     at, blocker = held.nonzero()
     first = np.where(held[at], 1, FAR)
@@ -129,8 +135,8 @@ def _simulated_gate(rows: GatedRows, draw: np.random.Generator) -> Counter[str]:
 # ---------------------------------------------------------------------------------------- time-sliced
 
 
-def time_sliced_sets(number: int, chance: Random) -> Counter[str]:
-    """Sets with as many contexts beside them, always busy, as the test admits."""
+def time_sliced_sets(number: int, chance: Random, sooner_us: int = 0) -> Counter[str]:
+    """Sets with as many contexts beside them, always busy, as the test admits; `sooner_us` as in `gated_sets`."""
     counts: Counter[str] = Counter(offered=number)
     taken: list[tuple[Sharing, list[RtTask], int]] = []
     for _ in range(number):
@@ -144,7 +150,7 @@ def time_sliced_sets(number: int, chance: Random) -> Counter[str]:
             taken.append((sharing, tasks, busy))
             counts["containers"] += len(tasks)
     counts["admitted"] = len(taken)
-    counts["missed"] = len(_late_in_turns(taken))
+    counts["missed"] = len(_late_in_turns(taken, sooner_us))
     return counts
 
 
@@ -158,13 +164,13 @@ def _turning(sharing: Sharing, beside: int, chance: Random) -> RtTask:
     return RtTask("", runtime_us, deadline_us + chance.choice((0, chance.randint(0, 2 * bound_us))), deadline_us)
 
 
-def _late_in_turns(taken: Sequence[tuple[Sharing, list[RtTask], int]]) -> set[int]:
+def _late_in_turns(taken: Sequence[tuple[Sharing, list[RtTask], int]], sooner_us: int) -> set[int]:
     """Each task in turn has its turn after all others, released together; which sets were late."""
     sets, devices, owner, turns = list[list[list[int]]](), list[tuple[int, int]](), list[int](), 0
     empty = [1, 1, FAR, FAR]
     for place, (sharing, tasks, busy) in enumerate(taken):
         slice_us, switch_us = sharing.measured() or (1, 0)
-        rows = [[task.runtime_us, task.period_us, task.deadline_us] for task in tasks]
+        rows = [[task.runtime_us, task.period_us, task.deadline_us - sooner_us] for task in tasks]
         others = [[FAR, 1, FAR, 0]] * busy + [empty] * (MOST - busy - len(tasks))
         for victim, row in enumerate(rows):
             beside = [[*other, 0] for other in rows[:victim] + rows[victim + 1 :]]
