@@ -69,8 +69,12 @@ def _firm(sharing: Sharing, residents: Sequence[RtTask], newcomer: RtTask, conte
 
 
 def _soft(sharing: Sharing, residents: Sequence[RtTask], newcomer: RtTask | None, contexts: int) -> Verdict:
-    """Best effort: admitted unless the regime has no place for it or a hard resident would be broken."""
+    """Best effort: admitted unless the regime has no place for it or a hard resident would be broken.
+
+    At a gate, where a part that has begun blocks whoever comes, a firm resident is not broken either.
+    """
     regime, holds_hard = sharing.regime, any(task.kind is Kind.HARD for task in residents)
+    holds_promise = any(task.kind is not Kind.SOFT for task in residents)
     if regime in (Regime.EXCLUSIVE, Regime.MIG) and (residents or contexts):
         return refused(_occupied(sharing, residents, contexts))
     if regime is Regime.GATED and (why := outside_gate(newcomer)):
@@ -79,7 +83,7 @@ def _soft(sharing: Sharing, residents: Sequence[RtTask], newcomer: RtTask | None
         return refused("beside a hard container no test covers it (MPS)")
     if holds_hard and regime is Regime.TIME_SLICED:
         return _beside_hard(sharing, residents, contexts)
-    if holds_hard and newcomer is not None:
+    if holds_promise and regime is Regime.GATED and newcomer is not None:
         verdict = admit(sharing, residents, replace(newcomer, kind=Kind.SOFT), contexts)
         if not verdict.admitted:
             return verdict

@@ -42,7 +42,7 @@ class Loads:
     def __init__(self) -> None:
         self._loads: list[Load] = []
         self._rows = np.zeros((0, 4), np.int64)
-        """The way in which a load is tested, its form, whether somebody on it is hard, and its row in the arrays."""
+        """How a load is tested, its form, whether something is promised on it, and its row in the arrays."""
         self._gated, self._gates = GatedRows(), np.zeros((0, 2), np.int64)
         self._sliced = _SlicedRows()
 
@@ -70,11 +70,11 @@ class Loads:
     def ask(self, kind: Kind, task: RtTask | None, numbers: Ints) -> Answers:
         """What `admit_kind` answers for each of these loads."""
         answers = Answers.none(len(numbers))
-        way, form, hard, rows = self._rows[numbers].T
+        way, form, promises, rows = self._rows[numbers].T
         singly = way == _ODD
         if task is not None and max(task.period_us, task.deadline_us, task.runtime_us) >= MOST_US:
             singly[:] = True
-        for places, ask in self._in_arrays(kind, task, way, hard):
+        for places, ask in self._in_arrays(kind, task, way, promises):
             chosen = (places & ~singly).nonzero()[0]
             form[chosen] = -1
             found, left_open = ask(rows[chosen], kind, task)
@@ -85,12 +85,12 @@ class Loads:
             answers.put([place], self._singly(kind, task, int(numbers[place])))
         return answers
 
-    def _in_arrays(self, kind: Kind, task: RtTask | None, way: Ints, hard: Ints) -> Iterable[tuple[Bools, Any]]:
+    def _in_arrays(self, kind: Kind, task: RtTask | None, way: Ints, promises: Ints) -> Iterable[tuple[Bools, Any]]:
         """Which loads the numbers decide, and how; the others' verdict follows from their form."""
         if task is None:
             return
         if task.gate and (kind is Kind.SOFT or min(task.period_us, task.deadline_us) > task.host_us):
-            yield (way == _AT_GATE) & ((kind is not Kind.SOFT) | (hard > 0)), self._ask_gated
+            yield (way == _AT_GATE) & ((kind is not Kind.SOFT) | (promises > 0)), self._ask_gated
         if kind is Kind.FIRM and task.deadline_us <= task.period_us:
             yield way == _IN_TURNS, self._sliced.ask
 
@@ -192,13 +192,14 @@ def _wide(column: Ints, width: int, empty: int) -> Ints:
 
 
 def _form(load: Load) -> tuple[int, int, bool]:
-    """How it is tested where numbers decide; all else that a verdict looks at, as one number; whether one is hard."""
+    """How it is tested where numbers decide; all else that a verdict looks at, as one number; whether it promises."""
     sharing, way = load.sharing, _PLAIN
-    by_gate, odd, hard, beyond = not load.contexts, False, False, False
+    by_gate, odd, hard, promises, beyond = not load.contexts, False, False, False, False
     for task in load.residents:
         period_us, deadline_us = task.period_us, task.deadline_us
         by_gate &= task.gate
         hard |= task.kind is Kind.HARD
+        promises |= task.kind is not Kind.SOFT
         beyond |= deadline_us > period_us and task.kind is not Kind.SOFT
         odd |= min(period_us, deadline_us) <= task.host_us or max(period_us, deadline_us, task.runtime_us) >= MOST_US
     measured = sharing.measured() is not None
@@ -209,5 +210,5 @@ def _form(load: Load) -> tuple[int, int, bool]:
         way = _AT_GATE
     elif in_turns and not beyond:
         way = _IN_TURNS
-    flags = (measured, not load.residents and not load.contexts, hard, by_gate, beyond)
-    return way, _REGIMES.index(sharing.regime) << len(flags) | sum(flag << i for i, flag in enumerate(flags)), hard
+    flags = (measured, not load.residents and not load.contexts, hard, promises, by_gate, beyond)
+    return way, _REGIMES.index(sharing.regime) << len(flags) | sum(flag << i for i, flag in enumerate(flags)), promises
