@@ -59,8 +59,8 @@ def report(counts: Counter[str]) -> None:
         },
         notes="All simulated, in virtual time. Gated: each task in turn 1 ns before all others, up to the first idle "
         "moment (unseen: not within 4,000 jobs), and random releases. Time-sliced: each task in turn last in the ring, "
-        "with as many always busy contexts as are admitted. Single: devices event by event, with host parts, hand-"
-        "over, overruns within the margin, soft containers. Small: integers, every phase of every task.",
+        "with as many always busy contexts as are admitted. Single: devices event by event, with host parts, segments, "
+        "hand-over, overruns within the margin, soft containers. Small: integers, every phase of every task.",
     )
 
 

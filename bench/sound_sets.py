@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -233,49 +233,83 @@ def _late_in_any_phase(sets: Sequence[list[RtTask]]) -> Bools:
 
 
 def single_devices(number: int, chance: Random) -> Counter[str]:
-    """Whole devices with all that containers may do within their declarations, and hard ones that must not be late."""
-    counts: Counter[str] = Counter(offered=number)
-    for _ in range(number):
-        sharing = Sharing(Regime.GATED, handover_us=chance.choice((0, 1, 7)), margin_us=chance.choice((0, 0, 5)))
+    """Whole devices with all that containers may do within their declarations; only soft ones may be late."""
+    counts: Counter[str] = Counter(offered=number, missed=0)
+    for place in range(number):
+        sharing, simulate = (_a_gate(chance), _at_the_gate) if place % 2 else (_a_ring(chance), _in_turns)
         tasks: list[RtTask] = []
         for _ in range(chance.randint(1, 12)):
-            task = _any_task(len(tasks), chance)
+            task = _any_task(len(tasks), chance, sharing)
             if admit_kind(task.kind, sharing, tasks, task).admitted:
                 tasks.append(task)
+        jobs = simulate(sharing, tasks, chance)
         counts["admitted"] += bool(tasks)
-        jobs = _at_the_gate(sharing, tasks, chance)
         counts["jobs"] += len(jobs)
         counts["missed"] += any(job.missed(0) for job in jobs if tasks[int(job.container)].kind is not Kind.SOFT)
     return counts
 
 
-def _any_task(name: int, chance: Random) -> RtTask:
-    period_us = chance.choice((20, 50, 100, 400, 1_000))
+def _a_gate(chance: Random) -> Sharing:
+    return Sharing(Regime.GATED, handover_us=chance.choice((0, 1, 7)), margin_us=chance.choice((0, 0, 5)))
+
+
+def _a_ring(chance: Random) -> Sharing:
+    return Sharing(Regime.TIME_SLICED, slice_us=chance.choice((1, 3, 10)), switch_us=chance.choice((0, 1)))
+
+
+def _any_task(name: int, chance: Random, sharing: Sharing) -> RtTask:
+    """Soft ones only at a gate: on a ring they are admitted whatever becomes of firm ones."""
+    gated, period_us = sharing.regime is Regime.GATED, chance.choice((20, 50, 100, 400, 1_000))
+    runtime_us = chance.randint(1, max(1, period_us // chance.choice((2, 6, 12))))
     return RtTask(
         name=str(name),
-        runtime_us=chance.randint(1, max(1, period_us // chance.choice((2, 6, 12)))),
+        runtime_us=runtime_us,
         period_us=period_us,
-        deadline_us=chance.randint(period_us // 2, 2 * period_us),
+        deadline_us=chance.randint(period_us // 2, 2 * period_us if gated else period_us),
         host_us=chance.choice((0, 0, period_us // 10)),
-        kind=chance.choice((Kind.HARD, Kind.HARD, Kind.FIRM, Kind.SOFT)),
+        segments=chance.choice((None, (1,) * min(3, runtime_us), (-(-runtime_us // 2),))),
+        kind=chance.choice((Kind.HARD, Kind.HARD, Kind.FIRM, Kind.SOFT)) if gated else Kind.FIRM,
         gate=True,
     )
 
 
 def _at_the_gate(sharing: Sharing, tasks: Sequence[RtTask], chance: Random) -> list[Job]:
     """Either the worst releases or any; runtimes up to the declared one, or beyond it as far as the margin goes."""
-    if chance.random() < 0.5 and tasks:
-        containers = just_before(tasks, chance.randrange(len(tasks)))
+    if tasks and chance.random() < 0.5:
+        releases = [each.releases_us for each in just_before(tasks, chance.randrange(len(tasks)))]
     else:
-        most_us = max((task.period_us for task in tasks), default=0)
-        starts = [chance.randint(0, most_us) for _ in tasks]
-        containers = [
-            Container(task.name, task, sporadic(start, task.period_us, chance, chance.choice((0, 3, task.period_us))))
-            for task, start in zip(tasks, starts, strict=True)
-        ]
-    varied: list[Any] = []
-    for each in containers:
-        task = each.task
-        longer = {number: task.runtime_us + chance.randint(0, 2 * sharing.margin_us) for number in range(0, 200, 3)}
-        varied.append(Container(task.name, task, each.releases_us, longer, before_us=chance.randint(0, task.host_us)))
-    return run(sharing, varied, 5_000, Gate(sharing.handover_us, ends_overruns=True))
+        releases = [_sporadic(task, chance) for task in tasks]
+    containers = [
+        Container(task.name, task, times, _runtimes(task, 2 * sharing.margin_us, chance), _before(task, chance))
+        for task, times in zip(tasks, releases, strict=True)
+    ]
+    return run(sharing, containers, 5_000, Gate(sharing.handover_us, ends_overruns=True))
+
+
+def _in_turns(sharing: Sharing, tasks: Sequence[RtTask], chance: Random) -> list[Job]:
+    """Any releases, beside as many contexts that are always busy as are admitted."""
+    containers = [
+        Container(task.name, task, _sporadic(task, chance), _runtimes(task, 0, chance), _before(task, chance))
+        for task in tasks
+    ]
+    most = min((nu_max(task, *sharing.measured() or (1, 0)) for task in tasks), default=0)
+    busy = [Container(f"-{n}", RtTask("", 9, 9, FAR), None) for n in range(min(most + 1, MOST) - len(tasks))]
+    chance.shuffle(both := [*containers, *busy])
+    return [job for job in run(sharing, both, 5_000) if not job.container.startswith("-")]
+
+
+def _sporadic(task: RtTask, chance: Random) -> Iterator[int]:
+    return sporadic(chance.randint(0, 1_000), task.period_us, chance, chance.choice((0, 3, task.period_us)))
+
+
+def _runtimes(task: RtTask, most_over_us: int, chance: Random) -> dict[int, int]:
+    """Of some jobs: longer than declared at most by this, or shorter."""
+    return {
+        number: chance.choice((task.runtime_us + chance.randint(0, most_over_us), chance.randint(1, task.runtime_us)))
+        for number in range(0, 200, 3)
+    }
+
+
+def _before(task: RtTask, chance: Random) -> int:
+    """How much of the host part comes before the device part."""
+    return chance.randint(0, task.host_us)
