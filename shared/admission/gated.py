@@ -11,8 +11,8 @@ from shared.admission.tasks import RtTask, Sharing, Verdict, refused, room
 from shared.messages import Kind
 from shared.units import format_ratio, format_us
 
-EXACT_STEPS: Final = 2_000
-"""After so many points the exact test gives up, undecided: an admission may not take longer than a few milliseconds."""
+EXACT_STEPS: Final = 500
+"""After so many times the exact test gives up, undecided: an admission may not take longer than some milliseconds."""
 ROUNDING: Final = 1e-9
 """Relative: further from each other than this, two sums of floats compare as the exact ones do."""
 

@@ -147,10 +147,8 @@ class _SlicedRows:
         self._each = np.zeros((0, 0), np.int64)
 
     def extend(self, loads: Sequence[Load]) -> Ints:
-        first, kept = (
-            len(self._device),
-            [[_bound(load.sharing, t) for t in load.residents if t.kind is not Kind.SOFT] for load in loads],
-        )
+        first = len(self._device)
+        kept = [[_bound(load.sharing, t) for t in load.residents if t.kind is not Kind.SOFT] for load in loads]
         device = [(*(load.sharing.measured() or (1, 0)), len(load.residents) + load.contexts) for load in loads]
         width = max(self._room.shape[1], max(map(len, kept), default=0))
         more = [bounds + [(NO_SLACK, 0)] * (width - len(bounds)) for bounds in kept]
