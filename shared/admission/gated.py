@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import ceil, floor, inf, lcm
+from math import ceil, inf, lcm
 from typing import Final
 
 from shared.admission.tasks import RtTask, Sharing, Verdict, refused, room
@@ -120,19 +120,19 @@ class _Point:
 
     name: str
     at: int
-    demand: Fraction | int
+    demand: int
     blocking: int
     blocker: Job | None
     heaviest: Job
 
     @property
-    def slack(self) -> Fraction | int:
+    def slack(self) -> int:
         return self.at - self.demand - self.blocking
 
     def explain(self) -> str:
         blocking = format_us(self.blocking) if self.blocker else "none"
-        text = f"demand {format_us(ceil(self.demand))} by {format_us(self.at)}, blocking {blocking}"
-        slack, culprit = floor(self.slack), self.heaviest
+        text = f"demand {format_us(self.demand)} by {format_us(self.at)}, blocking {blocking}"
+        slack, culprit = self.slack, self.heaviest
         if self.blocker and self.blocker.runtime > culprit.runtime:
             culprit = self.blocker
         return f"{text}: {room(slack)}{f' because of {culprit.name}' if slack < 0 else ''}"
@@ -141,8 +141,16 @@ class _Point:
 def _verdict(test: str, tightest: _Point | None) -> Verdict:
     if tightest is None:
         return Verdict(admitted=True, test=test, slack_us=None, reason="nothing is promised yet")
-    slack = floor(tightest.slack)
+    slack = tightest.slack
     return Verdict(slack >= 0, test, slack, tightest.explain(), late=tightest.name if slack < 0 else None)
+
+
+def _whole(parts: Sequence[tuple[int, int]]) -> int:
+    """The sum of some fractions, rounded up; exact where floats might be too rough."""
+    about = sum([part / of for part, of in parts])
+    if abs(about - round(about)) > ROUNDING:
+        return ceil(about)
+    return ceil(sum((Fraction(*part) for part in parts), Fraction(0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +199,7 @@ class _Jobs:
     def _utilisation(self) -> Fraction:
         return sum((Fraction(job.runtime, job.period) for job in self.jobs), Fraction(0))
 
-    def _point(self, at: int, demand: Fraction | int, name: str) -> _Point:
+    def _point(self, at: int, demand: int, name: str) -> _Point:
         """Of the demand by one time, with what may block then."""
         end = bisect_right(self.deadlines, at)
         heaviest = max(self.jobs[:end], key=lambda job: job.runtime)
@@ -219,12 +227,14 @@ class _Jobs:
         return min((self._fluid(job) for job in close), key=lambda point: point.slack)
 
     def _fluid(self, job: Job) -> _Point:
-        whole, rest, at = 0, Fraction(0), job.deadline
+        """Demand in whole microseconds, rounded up."""
+        whole, parts, at = 0, list[tuple[int, int]](), job.deadline
         for each in self.jobs[: bisect_right(self.deadlines, at)]:
             grown, left = divmod(each.runtime * (at - each.deadline), each.period)
             whole += each.runtime + grown
-            rest += Fraction(left, each.period) if left else 0
-        return self._point(at, whole + rest, job.name)
+            if left:
+                parts.append((left, each.period))
+        return self._point(at, whole + _whole(parts), job.name)
 
     # ------------------------------------------------------------------------------------------- exact
 
@@ -271,9 +281,12 @@ class _Jobs:
 
     def _due(self, until: int) -> tuple[int, str]:
         """The last time up to `until` by which a part is due, and of which task."""
-        due = self.jobs[: bisect_right(self.deadlines, until)]
-        found = [(until - (until - job.deadline) % job.period, job.name) for job in due]
-        return max(found, key=lambda each: each[0], default=(0, ""))
+        at, name = 0, ""
+        for job in self.jobs[: bisect_right(self.deadlines, until)]:
+            last = until - (until - job.deadline) % job.period
+            if last > at:
+                at, name = last, job.name
+        return at, name
 
     def _horizon(self, slack: int) -> int:
         """No later time is tighter: demand is below its fluid form, or repeats from one hyperperiod to the next."""
