@@ -8,7 +8,6 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from shared.admission.gated import job_of
 from shared.admission.gated_rows import MOST_US, NO_SLACK, Answers, Bools, GatedRows, Ints, Newcomer
 from shared.admission.kinds import admit_kind
 from shared.admission.tasks import RtTask, Sharing
@@ -109,27 +108,30 @@ class Loads:
     # ------------------------------------------------------------------------------------------- gated
 
     def _extend_gated(self, loads: Sequence[Load]) -> Ints:
-        rows, sharings = self._gated.grow(len(loads)), [load.sharing for load in loads]
-        gates = np.array([(each.handover_us, each.margin_us) for each in sharings], np.int64).reshape(-1, 2)
-        self._gates = np.concatenate([self._gates, gates])
+        rows = self._gated.grow(len(loads))
+        gates = [(load.sharing.handover_us, load.sharing.margin_us) for load in loads]
+        self._gates = np.concatenate([self._gates, np.array(gates, np.int64).reshape(-1, 2)])
         for yields in (False, True):
             kept = [[task for task in load.residents if (task.kind is Kind.SOFT) is yields] for load in loads]
             for column in zip_longest(*kept):
-                at = [place for place, task in enumerate(column) if task]
-                jobs = [job_of(column[place], sharings[place]) for place in at]
-                runtime, period, deadline = np.array([(j.runtime, j.period, j.deadline) for j in jobs], np.int64).T
-                self._gated.add(rows[at], Newcomer.of(len(at), runtime, period, deadline, yields))
+                at = rows[[task is not None for task in column]]
+                self._gated.add(at, self._jobs(at, [task for task in column if task], yields))
         return rows
+
+    def _jobs(self, rows: Ints, tasks: Sequence[RtTask], yields: bool) -> Newcomer:
+        """`job_of` in arrays: of one task for each row, or of one for all of them."""
+        times = [(t.runtime_us, t.overrun_us, t.period_us, t.deadline_us, t.host_us) for t in tasks]
+        runtime, overrun, period, deadline, host = np.array(times, np.int64).T
+        handover, margin = self._gates[rows].T
+        held = runtime + np.maximum(margin, overrun) + handover
+        return Newcomer.of(len(rows), held, period - host, deadline - host, yields)
 
     def _keep_gated(self, rows: Ints) -> None:
         self._gated.keep(rows)
         self._gates = self._gates[rows]
 
     def _ask_gated(self, rows: Ints, kind: Kind, task: RtTask) -> tuple[Answers, Bools]:
-        handover, margin = self._gates[rows].T
-        runtime = task.runtime_us + np.maximum(margin, task.overrun_us) + handover
-        times = (runtime, task.period_us - task.host_us, task.deadline_us - task.host_us)
-        found, left_open = self._gated.ask(rows, Newcomer.of(len(rows), *times, yields=kind is Kind.SOFT))
+        found, left_open = self._gated.ask(rows, self._jobs(rows, [task], yields=kind is Kind.SOFT))
         if kind is Kind.SOFT:
             found.slack_us[found.admitted] = NO_SLACK
         return found, left_open
