@@ -1,7 +1,7 @@
 """Many small devices simulated side by side in arrays: only whether somebody was late, for gates and round robins.
 
 Its rules are those of `policies`; a test runs both on the same sets. It is what makes a million sets a matter of
-minutes.
+half an hour.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CHUNK: Final = 2048  # rows whose numbers fit into a cache together
 class Sets:
     """A row per simulated device, a column per container: runtime, period, deadline and first release.
 
-    An empty place has its first release FAR away. `gap` comes on top of the period between two releases.
+    An empty place has its first release FAR away.
     """
 
     runtime: Ints
@@ -41,7 +41,7 @@ class Sets:
 
 
 Gaps = Callable[[Ints, Ints], Ints]
-"""By which some jobs of these rows and columns are released later than they could be."""
+"""By how much the next jobs of these rows and columns are released later than they could be."""
 
 
 def gated_misses(sets: Sets, steps: int, until_idle: bool, gaps: Gaps | None = None) -> tuple[Bools, Bools]:
