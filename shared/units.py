@@ -114,10 +114,10 @@ def format_us(value_us: int | None) -> str:
         return "unknown"
     for unit, size, below in (("us", 1, 1_000), ("ms", 1_000, 10**6), ("s", 10**6, 120 * 10**6)):
         if abs(value_us) < below:
-            return f"{_three_decimals(Fraction(value_us, size))} {unit}"
+            return f"{_three_decimals(value_us, size)} {unit}"
     if abs(value_us) < 120 * _DURATION_US["m"]:
-        return f"{_three_decimals(Fraction(value_us, _DURATION_US['m']))} min"
-    return f"{_three_decimals(Fraction(value_us, _DURATION_US['h']))} h"
+        return f"{_three_decimals(value_us, _DURATION_US['m'])} min"
+    return f"{_three_decimals(value_us, _DURATION_US['h'])} h"
 
 
 def format_mib(value_mib: int | None) -> str:
@@ -130,7 +130,7 @@ def format_ratio(ratio: float | Fraction | None) -> str:
     if ratio is None:
         return "unknown"
     exact = Fraction(str(ratio)) if isinstance(ratio, float) else Fraction(ratio)
-    return f"{_three_decimals(Fraction(exact * 100_000 // 1, 1_000))} %"
+    return f"{_three_decimals(exact * 100_000 // 1, 1_000)} %"
 
 
 def _scale(found: re.Match[str], text: str) -> Fraction:
@@ -177,9 +177,9 @@ def _digits(number: object) -> str:
         raise UnitError("a number of thousands of digits", _SHARE_ALLOWED) from None
 
 
-def _three_decimals(value: Fraction) -> str:
-    """At most three decimals, rounded half up, without trailing zeros."""
-    thousandths = (abs(value) * 2_000 + 1) // 2
+def _three_decimals(value: int, size: int) -> str:
+    """So many of a unit of this size, with at most three decimals, rounded half up, without trailing zeros."""
+    thousandths = (abs(value) * 2_000 + size) // (2 * size)
     whole, part = divmod(thousandths, 1_000)
     digits = f"{whole}.{part:03d}".rstrip("0").rstrip(".")
     return f"-{digits}" if value < 0 and digits != "0" else digits

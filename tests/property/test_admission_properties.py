@@ -15,6 +15,7 @@ from shared.admission import (
     Sharing,
     admit,
     admit_kind,
+    gated_exact,
     gated_linear,
     nu_max,
     response_bound_us,
@@ -92,6 +93,25 @@ def exactly_schedulable(tasks: Sequence[RtTask]) -> bool:
     return utilisation(tasks) <= 1 and violation(tasks) is None
 
 
+@given(task_sets(kinds=(Kind.HARD, Kind.FIRM)))
+@settings(max_examples=500, deadline=None)
+def test_the_exact_test_looks_at_fewer_times_and_finds_the_same(tasks: list[RtTask]) -> None:
+    verdict = gated_exact(tasks, GATED, tick_us=1, steps=100_000)
+    assert exactly_schedulable(tasks) == verdict.admitted
+
+
+@given(task_sets())
+@settings(max_examples=300, deadline=None)
+def test_the_slack_of_the_exact_test_is_the_least_over_all_times(tasks: list[RtTask]) -> None:
+    verdict = gated_exact(tasks, GATED, steps=100_000)
+    if not verdict.admitted:
+        return
+    last = lcm(*(t.period_us for t in tasks)) + max(t.deadline_us for t in tasks)
+    times = {at for t in tasks for at in range(t.deadline_us, last + 1, t.period_us)}
+    blocking = {at: max((t.runtime_us for t in tasks if t.deadline_us > at), default=0) for at in times}
+    assert min(at - demand(tasks, at) - blocking[at] for at in times) == verdict.slack_us
+
+
 # ------------------------------------------------------------------------------ a simulated gated device
 
 
@@ -154,8 +174,8 @@ def witness(tasks: Sequence[RtTask], found: Violation) -> list[Release]:
 def test_what_the_quick_test_admits_the_linear_one_admits_and_so_does_the_exact_one(tasks: list[RtTask]) -> None:
     totals = GatedTotals()
     for task in tasks:
-        totals = totals.plus(task)
-    linear = gated_linear(tasks).admitted
+        totals = totals.plus(task, GATED)
+    linear = gated_linear(tasks, GATED).admitted
     assert linear or not totals.fit()
     assert exactly_schedulable(tasks) or not linear
 

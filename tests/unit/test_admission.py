@@ -1,5 +1,7 @@
 """Known verdicts of the admission tests, and who may use which test."""
 
+from dataclasses import replace
+
 import pytest
 
 from shared.admission import (
@@ -9,6 +11,7 @@ from shared.admission import (
     Verdict,
     admit,
     admit_kind,
+    gated_exact,
     gated_linear,
     hard_guarantee,
     nu_max,
@@ -91,7 +94,7 @@ def test_more_than_the_whole_device_never_fits() -> None:
 def test_a_runtime_of_the_shortest_deadline_closes_the_quick_test() -> None:
     long = task("long", runtime_us=50_000, period_us=10**6, deadline_us=10**6)
     short = task("short", runtime_us=1, period_us=50_000, deadline_us=50_000)
-    assert not GatedTotals().plus(long).plus(short).fit()
+    assert not GatedTotals().plus(long, GATED).plus(short, GATED).fit()
     assert (False, -1) == _short(admit(GATED, [long], short))
 
 
@@ -118,7 +121,7 @@ def test_a_newcomer_that_would_break_a_resident_is_refused() -> None:
 
 def test_equal_deadlines_are_demand_and_not_blocking() -> None:
     pair = [task("a", runtime_us=25_000), task("b", runtime_us=25_000)]
-    assert (True, 0) == _short(gated_linear(pair))
+    assert (True, 0) == _short(gated_linear(pair, GATED))
 
 
 def test_a_deadline_beyond_the_period_is_covered() -> None:
@@ -129,6 +132,47 @@ def test_a_deadline_beyond_the_period_is_covered() -> None:
 def test_the_handover_is_part_of_every_runtime() -> None:
     pair, gate = [task("a", runtime_us=25_000)], Sharing(Regime.GATED, handover_us=1)
     assert (False, -2) == _short(admit(gate, pair, task("b", runtime_us=25_000)))
+
+
+def test_the_margin_of_the_gate_or_what_was_seen_beyond_the_runtime_counts_whichever_is_more() -> None:
+    pair = [task("a", runtime_us=20_000), task("b", runtime_us=20_000, overrun_us=3_000)]
+    assert (True, 50_000 - 43_000) == _short(gated_linear(pair, GATED))
+    gate = Sharing(Regime.GATED, handover_us=50, margin_us=2_000)
+    assert (True, 50_000 - 45_000 - 100) == _short(gated_linear(pair, gate))
+
+
+def trio(*times: tuple[int, int, int]) -> list[RtTask]:
+    """Tasks a, b, c from runtime, period and deadline."""
+    return [task(n, runtime_us=c, period_us=t, deadline_us=d) for n, (c, t, d) in zip("abc", times, strict=False)]
+
+
+def test_the_exact_test_admits_what_only_the_fluid_demand_refuses() -> None:
+    """By 7 ms there is work for 3 + 3 ms and 1 ms that blocks; as a fluid, b already wants 0.3 ms of its next job."""
+    three = trio((1_000, 20_000, 11_000), (3_000, 10_000, 6_000), (3_000, 10_000, 7_000))
+    assert (False, -300) == _short(gated_linear(three, GATED))
+    assert (True, 0) == _short(gated_exact(three, GATED))
+    assert gated_exact(three, GATED) == admit(GATED, three[:2], three[2])
+
+
+def test_a_deadline_that_only_a_later_job_misses_is_found() -> None:
+    verdict = gated_exact(trio((3, 10, 8), (3, 10, 8), (2, 5, 4)), GATED, tick_us=1)
+    assert "demand 10 us by 9 us, blocking none: 1 us short because of a" == verdict.reason
+    assert (False, -1, "c") == (verdict.admitted, verdict.slack_us, verdict.late)
+
+
+def test_the_exact_test_that_comes_to_no_end_refuses() -> None:
+    three = trio((1_000, 20_000, 11_000), (3_000, 10_000, 6_000), (3_000, 10_000, 7_000))
+    verdict = gated_exact(three, GATED, steps=0)
+    assert (False, None, "the exact test came to no end") == (*_short(verdict), verdict.reason)
+
+
+def test_a_refusal_says_what_is_short_in_numbers_and_because_of_whom() -> None:
+    camera = task("camera-1", runtime_us=6_000, deadline_us=50_000)
+    heavy = task("detector-7", runtime_us=41_200, deadline_us=50_000)
+    mapper = task("mapper", runtime_us=6_100, deadline_us=1_000_000, period_us=1_000_000)
+    verdict = admit(GATED, [camera, heavy], mapper)
+    assert "demand 47.2 ms by 50 ms, blocking 6.1 ms: 3.3 ms short because of detector-7" == verdict.reason
+    assert (False, -3_300, "camera-1") == (verdict.admitted, verdict.slack_us, verdict.late)
 
 
 def test_a_host_part_as_long_as_the_period_leaves_the_device_part_no_time() -> None:
@@ -177,6 +221,12 @@ def test_a_time_sliced_device_takes_as_many_contexts_as_its_tightest_allows() ->
     verdict = admit(SLICED, [*residents, task("c")], task("d", deadline_us=100_000))
     assert (False, -400) == _short(verdict)
     assert "a needs 50.4 ms of 50 ms beside 3 other contexts, at most 2 fit: 400 us short" == verdict.reason
+
+
+def test_an_overrun_may_take_one_slice_more_in_each_part() -> None:
+    split = task(segments=(6_000, 6_000), overrun_us=2)
+    assert 3 + 3 + 2 == slices(split, 2_000)
+    assert 12_002 + 8 * 100 == response_bound_us(split, 0, 2_000, 100)
 
 
 def test_best_effort_contexts_count_on_a_time_sliced_device() -> None:
@@ -268,6 +318,16 @@ def test_a_soft_container_never_breaks_a_hard_one() -> None:
     assert not admit_kind(Kind.SOFT, SLICED, [hard], None, best_effort_contexts=2).admitted
 
 
+def test_at_a_gate_a_soft_container_does_not_break_a_firm_one_either() -> None:
+    """Found by simulation: 7 us every 20 us within 15 us, admitted as firm, and then a soft one of 116 us."""
+    gate, firm = Sharing(Regime.GATED, handover_us=7), trio((7, 20, 15))[0]
+    soft = task("soft", runtime_us=116, period_us=400, deadline_us=773)
+    assert admit_kind(Kind.FIRM, gate, [], firm).admitted
+    verdict = admit_kind(Kind.SOFT, gate, [replace(firm, kind=Kind.FIRM)], soft)
+    assert "demand 14 us by 15 us, blocking 123 us: 122 us short because of soft" == verdict.reason
+    assert not verdict.admitted
+
+
 def test_a_firm_newcomer_never_breaks_a_hard_resident() -> None:
     hard, long = task("hard"), task("long", runtime_us=40_000, deadline_us=10**6, period_us=10**6)
     assert not admit_kind(Kind.FIRM, GATED, [hard], long).admitted
@@ -295,6 +355,7 @@ def test_a_request_declares_a_task_whose_period_is_its_deadline_where_absent() -
         {"period_us": 0},
         {"deadline_us": 0},
         {"host_us": -1},
+        {"overrun_us": -1},
         {"segments": (12_001,)},
         {"segments": (0, 5)},
     ],
@@ -304,7 +365,7 @@ def test_times_that_no_task_has_are_refused(times: dict[str, object]) -> None:
         task(**times)
 
 
-@pytest.mark.parametrize("given", [{"slice_us": 0}, {"switch_us": -1}, {"handover_us": -1}])
+@pytest.mark.parametrize("given", [{"slice_us": 0}, {"switch_us": -1}, {"handover_us": -1}, {"margin_us": -1}])
 def test_sharing_that_no_device_has_is_refused(given: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="a slice is above 0"):
         Sharing(Regime.TIME_SLICED, **given)

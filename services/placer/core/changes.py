@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from services.placer.core.demand import Demand
-from services.placer.core.feasible import NO_SLACK, admit
+from services.placer.core.feasible import admit
 from services.placer.core.filters import DEVICE_FILTERS, NODE_FILTERS, sift
 from services.placer.core.leaving import Leaving, by_request, leave, leaving, nearest, room_without
 from services.placer.core.outcome import Move
@@ -17,6 +17,7 @@ from services.placer.core.planners.defrag import moves_for
 from services.placer.core.planners.gang import Plan
 from services.placer.core.question import Question
 from services.placer.core.rows import Rows
+from shared.admission import NO_SLACK
 from shared.messages import Gpu, Kind, PlaceRequest, Realtime
 from shared.messages.place import DAY_US
 from shared.units import format_us

@@ -19,7 +19,7 @@ from services.placer.core.columns import Bools, Columns, Ints
 from services.placer.core.demand import Demand
 from services.placer.core.feasible import Verdicts
 from services.placer.core.memo import Memo
-from shared.admission import Sharing
+from shared.admission import Loads, Sharing
 from shared.devices import core_of
 from shared.messages import SHARE_WHOLE_MICRO, DeviceFacts, DeviceStanding, NodeFacts, NodeState, Reservation
 
@@ -113,6 +113,8 @@ class Cluster:
         self.kinds: list[Load] = []
         """The kinds of load by their numbers."""
         self._kind_numbers: dict[Load, int] = {}
+        self._arrays = Loads()
+        """The first of the kinds of load, as far as many had to be tested at once."""
         self._verdicts: Memo[Verdicts] = Memo(_DEMANDS_KEPT)
         self.memo: Memo[Any] = Memo(_MEMO_KEPT)
         """What others have worked out about this cluster, theirs to keep in step with `changes`."""
@@ -266,7 +268,7 @@ class Cluster:
     def verdicts(self, demand: Demand, loads: Ints) -> Verdicts:
         """The admission test of this demand, up to date for these kinds of load; the last few are remembered."""
         found = self._verdicts.get((demand.kind, demand.task), lambda: Verdicts(demand))
-        found.refresh(loads, self.kinds)
+        found.refresh(loads, self.kinds, self._arrays)
         return found
 
     def all_rows(self) -> Ints:
@@ -428,6 +430,7 @@ class Cluster:
         self.devices["load"][:] = new[self.devices["load"]]
         self.kinds = [self.kinds[number] for number in used.tolist()]
         self._kind_numbers = {load: number for number, load in enumerate(self.kinds)}
+        self._arrays.keep(used[used < len(self._arrays)])  # kinds are met in the order of their numbers
         for verdicts in self._verdicts.values():
             verdicts.keep(used)
 

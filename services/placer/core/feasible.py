@@ -1,4 +1,7 @@
-"""The admission test of a request on every device, remembered by load; shared.admission has the test."""
+"""The admission test of a request on every device, remembered by load; shared.admission has the test.
+
+Many kinds of load are asked at once, in arrays that are kept for all demands; a few are asked one by one.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ import numpy as np
 from services.placer.core.accounts import Load
 from services.placer.core.columns import Array, Columns, Ints
 from services.placer.core.demand import NEWCOMER, Demand
-from shared.admission import Verdict, admit_kind
+from shared.admission import NO_SLACK, Loads, Verdict, admit_kind
+from shared.messages import Kind
 
-NO_SLACK: Final = np.iinfo(np.int64).max
-"""Where nothing is promised and so nothing is left over."""
+_FEW: Final = 16
+"""Up to so many new kinds of load are asked one by one: arrays would take as long."""
 _COLUMNS: Final[dict[str, Any]] = {
     "known": np.bool_,
     "admitted": np.bool_,
@@ -51,24 +55,34 @@ class Verdicts:
         self._demand = demand
         self._table = Columns(_COLUMNS)
 
-    def refresh(self, numbers: Ints, loads: Sequence[Load]) -> None:
-        """Tests the kinds of load among `numbers` that it has not met yet; `loads` by number."""
-        if (missing := len(loads) - len(self._table)) > 0:
-            self._table.take(missing)
+    def refresh(self, numbers: Ints, loads: Sequence[Load], arrays: Loads) -> None:
+        """Tests the kinds of load among `numbers` that it has not met yet; `loads` by number.
+
+        `arrays` has some of the first of them, and gets the others when they are needed.
+        """
+        if (more := len(loads) - len(self._table)) > 0:
+            self._table.take(more)
         known = self._table["known"][numbers]
         if known.all():
             return
-        for number in np.unique(numbers[~known]).tolist():
+        missing = np.unique(numbers[~known])
+        if len(missing) > _FEW:
+            arrays.extend(loads[len(arrays) :])
+            answers = arrays.ask(self._demand.kind, self._demand.task, missing)
+            self._write(missing, answers.admitted, answers.slack_us, answers.breaks)
+            return
+        for number in missing.tolist():
             verdict = admit(self._demand, loads[number])
             slack = NO_SLACK if verdict.slack_us is None else verdict.slack_us
-            self._table.write(
-                range(number, number + 1),
-                known=True,
-                admitted=verdict.admitted,
-                slack=slack,
-                unproven=verdict.unproven,
-                breaks=verdict.late is not None and verdict.late != NEWCOMER,
-            )
+            self._write(number, verdict.admitted, slack, verdict.late is not None and verdict.late != NEWCOMER)
+
+    def _write(self, numbers: Any, admitted: Any, slack: Any, breaks: Any) -> None:
+        table = self._table
+        table["known"][numbers] = True
+        table["admitted"][numbers] = admitted
+        table["slack"][numbers] = slack
+        table["unproven"][numbers] = self._demand.kind is Kind.FIRM and self._demand.task is not None
+        table["breaks"][numbers] = breaks
 
     def keep(self, numbers: Ints) -> None:
         """Only these kinds of load are left, numbered from 0 in this order."""

@@ -19,9 +19,9 @@ from services.placer.core.accounts import Load
 from services.placer.core.capabilities import OTHERS
 from services.placer.core.cluster import STATES, UNKNOWN
 from services.placer.core.columns import Array, Bools, Ints
-from services.placer.core.feasible import NO_SLACK, admit, explained
+from services.placer.core.feasible import admit, explained
 from services.placer.core.rows import Rows
-from shared.admission import hard_guarantee
+from shared.admission import NO_SLACK, hard_guarantee
 from shared.messages import AllExcept, Kind, NodeState, Reason, Regime
 from shared.units import format_mib
 

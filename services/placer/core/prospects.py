@@ -16,9 +16,9 @@ from services.placer.core.cluster import (
     WHOLE_FREE,
 )
 from services.placer.core.columns import Floats, Ints
-from services.placer.core.feasible import NO_SLACK
 from services.placer.core.rows import Rows
 from services.placer.core.strategies.nodes import Asked, Nodes
+from shared.admission import NO_SLACK
 from shared.messages import SHARE_WHOLE_MICRO, Kind
 
 

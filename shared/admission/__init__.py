@@ -1,0 +1,28 @@
+"""Whether a device can take one more container: a pure test per sharing regime; knows no node and no ledger."""
+
+from shared.admission.gated import GatedTotals, gated_exact, gated_linear
+from shared.admission.gated_rows import NO_SLACK, Answers, GatedRows, Newcomer
+from shared.admission.kinds import admit, admit_kind, hard_guarantee
+from shared.admission.many import Loads
+from shared.admission.tasks import RtTask, Sharing, Verdict
+from shared.admission.time_sliced import nu_max, response_bound_us, slices
+
+__all__ = [
+    "NO_SLACK",
+    "Answers",
+    "GatedRows",
+    "GatedTotals",
+    "Loads",
+    "Newcomer",
+    "RtTask",
+    "Sharing",
+    "Verdict",
+    "admit",
+    "admit_kind",
+    "gated_exact",
+    "gated_linear",
+    "hard_guarantee",
+    "nu_max",
+    "response_bound_us",
+    "slices",
+]
