@@ -25,7 +25,8 @@ from services.monitor.gate.core import (
     Terms,
     Watch,
 )
-from shared.admission import RtTask, gated_linear
+from shared.admission import RtTask, Sharing, gated_linear
+from shared.messages import Regime
 
 GPUS = ("GPU-0", "GPU-1")
 MARGIN_US = 5
@@ -192,7 +193,7 @@ def sets(draw: st.DrawFn) -> list[RtTask]:
 @given(sets(), st.data())
 @settings(max_examples=100, deadline=None)
 def test_a_set_that_the_test_admits_never_misses_at_the_gate(tasks: list[RtTask], data: st.DataObject) -> None:
-    while not gated_linear(tasks).admitted:
+    while not gated_linear(tasks, Sharing(Regime.GATED)).admitted:
         tasks = tasks[:-1]
     coming: list[tuple[int, int, int]] = []
     for client, task in enumerate(tasks, 1):
