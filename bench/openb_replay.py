@@ -14,13 +14,16 @@ from cli.simulate.watch import Watch, curve
 from cli.simulate.world import World
 from services.placer.core.columns import Floats, Ints
 from services.placer.core.outcome import Assignment, Fits
+from services.placer.core.strategies import STRATEGIES
+from services.placer.core.strategies.fgd import Fgd
 
 Place = Assignment | None
+AS_PUBLISHED = {**STRATEGIES, "fgd": Fgd(as_published=True)}
 
 
 def world_of(run: Run, policy: str) -> World:
     """The run's cluster under a policy that knows the trace's workload."""
-    return World(nodes(run), policy, run.trace.workload, foresight=True)
+    return World(nodes(run), policy, run.trace.workload, foresight=True, strategies=AS_PUBLISHED)
 
 
 def placed(world: World, pod: Arrival, name: str, tie: str = "") -> Place:

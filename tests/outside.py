@@ -46,12 +46,14 @@ async def events(client: Client, subject: str) -> list[tuple[str, Json]]:
     unasked = ConsumerConfig(ack_policy=AckPolicy.NONE)  # else no more than 1,000 come
     sub = await client.jetstream().pull_subscribe(subject, stream="RT_EVENTS", config=unasked)
     found: list[tuple[str, Json]] = []
-    left = (await sub.consumer_info()).num_pending
+    consumer = await sub.consumer_info()
+    left = consumer.num_pending
     while left:
         messages = await sub.fetch(min(500, left), timeout=30)
         found += [((m.headers or {}).get("ce-id", ""), json.loads(m.data)) for m in messages]
         left = messages[-1].metadata.num_pending
     await sub.unsubscribe()
+    await client.jetstream().delete_consumer("RT_EVENTS", consumer.name)  # a stream takes no more than a thousand
     return found
 
 

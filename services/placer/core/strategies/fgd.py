@@ -28,12 +28,18 @@ class Fgd:
     """
 
     outlook: Outlook = field(default_factory=Outlook)
+    as_published: bool = False
+    """Rounded as that simulator rounds, at many times the cost: in runs that are compared with its own."""
     name: str = "fgd"
 
     def rank(self, rows: Candidates) -> Ranking:
         change, outlook = Change(rows.nodes, rows.asked), self.outlook
-        steps = _steps(outlook.plain_total, change.asked.gpu_micro)
-        score = change.of_rows(steps.searchsorted(outlook.plain.gained(change), "right"))
+        gained, steps = outlook.plain.gained(change), _steps(outlook.plain_total, change.asked.gpu_micro)
+        score = steps.searchsorted(gained, "right")
+        if self.as_published:
+            same = np.flatnonzero(gained == steps[_FULL // 2 - 1])
+            score[same] -= outlook.float_sums.below(change, same)
+        score = change.of_rows(score)
         return Ranking(keys=(-score,), total=score / _FULL, by={})
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
+from services.placer.core.strategies.float_sums import FloatSums
 from services.placer.core.strategies.fragmentation import Usable
 from services.placer.core.strategies.rests import Rests
 from services.placer.core.strategies.workload import Shape, Wanted, Workload
@@ -48,6 +49,11 @@ class Outlook:
     @cached_property
     def plain_total(self) -> int:
         return max(1, sum(kind.number for kind in self.workload.head))
+
+    @cached_property
+    def float_sums(self) -> FloatSums:
+        """The same as its authors' simulator sums it up."""
+        return FloatSums(self.workload, self.models)
 
     def worth(self, rest: int, cpu_per_device_milli: int) -> Worth:
         """Each kind weighs more the less of the cluster can serve it; the sum of weights is CERTAIN."""
