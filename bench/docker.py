@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -27,6 +26,7 @@ import aiohttp
 import nats
 from nats.aio.client import Client
 
+from bench import report as form
 from services.placer.backends.base import StartSpec
 from services.placer.backends.docker_options import DockerEngine, DockerOptions
 from services.placer.backends.docker_spec import create_body
@@ -40,7 +40,6 @@ ROUNDS = 20
 STORAGES = ("file", "memory")
 WARM = 3
 TARGET_RATIO = 1.15
-OUT = Path("build/bench/docker.json")
 ASKED = {"command": ["sleep", "600"], "gpu": {"share": 0.5}, "cpu_milli": 500, "memory_mib": 64}
 API = "http://engine/v1.41"
 
@@ -245,22 +244,7 @@ def report(results: dict[str, tuple[list[Took], list[Took]]]) -> dict[str, Any]:
         "the node's devices. known: an outside client has heard the started event (direct: create, start and inspect "
         "have answered); made and running: the engine's own stamps; decided: the placer's answer."
     )
-    return {
-        "name": "docker",
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()},
-        "commit": subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip(),
-        "figures": figures,
-        "ratios": ratios,
-        "holds": holds,
-        "notes": notes,
-    }
-
-
-def _cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return form.found("docker", figures, ratios, holds, notes)
 
 
 def show(told: dict[str, Any]) -> None:
@@ -273,9 +257,7 @@ def show(told: dict[str, Any]) -> None:
                 for name in ("decided", "made", "running", "known")
             ]
             print(f"  {what:<28}" + "".join(f"{each:9.1f}" for each in row))
-    for name, value in {**told["ratios"], **told["holds"]}.items():
-        print(f"  {name}: {value}")
-    print(f"\n{told['notes']}")
+    form.show(told)
 
 
 async def measure_all(socket: str) -> dict[str, tuple[list[Took], list[Took]]]:
@@ -300,8 +282,7 @@ def main() -> None:
     socket = engine_socket()
     told = report(asyncio.run(measure_all(socket)))
     show(told)
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(json.dumps(told, indent=2) + "\n")
+    form.keep(told)
 
 
 if __name__ == "__main__":

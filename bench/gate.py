@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
 import socket
 import struct
@@ -28,10 +27,10 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import laxity
+from bench import report as form
 from shared.admission import RtTask, Sharing, Verdict, admit
 from shared.messages import Regime
 
-OUT: Final = Path("build/bench/gate.json")
 DEVICE: Final = "the core"
 MARGIN_US: Final = 500
 WORK_RATIO: Final = 0.97
@@ -279,14 +278,11 @@ def report(free: Trace, gated: Trace, bare: Sequence[float], slice_us: int) -> d
         "stolen_p99_us": quantile(sorted(span.stolen_ns / 1_000 for span in gated.spans), 0.99),
     }
     ratio = round(figures["handover_p50_us"] / (figures["bare_p50_us"] or 1), 2)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    return {
-        "name": "gate",
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()},
-        "commit": commit,
-        "figures": figures,
-        "ratios": {"handover_over_bare": ratio},
-        "holds": {
+    return form.found(
+        "gate",
+        figures,
+        {"handover_over_bare": ratio},
+        {
             "the set is admitted with the gate": verdict(Regime.GATED, slice_us).admitted,
             "the set is refused without it": not verdict(Regime.TIME_SLICED, slice_us).admitted,
             "without the gate deadlines are missed": bool(free.misses()),
@@ -294,11 +290,11 @@ def report(free: Trace, gated: Trace, bare: Sequence[float], slice_us: int) -> d
             "never two at once": gated.overlaps() == 0,
             f"a hand-over takes at most {MOST_OF_BARE} times the bare way (median)": ratio <= MOST_OF_BARE,
         },
-        "notes": "Real: the gate's process, three containers' processes on one core that stands for a device, SDK and "
+        "Real: the gate's process, three containers' processes on one core that stands for a device, SDK and "
         "socket. A miss is the host's where it would not be, had nobody else had the core since the device was idle: "
         "during turns (wall clock less processor time) and between them (ready, and not running: schedstat); or where "
         "its container waited because such a loss had made it overrun. Admission without the gate: time-sliced.",
-    }
+    )
 
 
 def _quantiles(name: str, ordered: Sequence[float]) -> dict[str, float]:
@@ -307,21 +303,13 @@ def _quantiles(name: str, ordered: Sequence[float]) -> dict[str, float]:
     }
 
 
-def _cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
 def show(told: dict[str, Any], gated: Trace) -> None:
-    for name, value in {**told["figures"], **told["ratios"], **told["holds"]}.items():
-        print(f"  {name}: {value}")
     late = [place for place, span in enumerate(gated.spans) if span.late_ns > 0]
     for place in [*gated.unexplained(), *late][:SHOWN]:
         span, taken_us = gated.spans[place], gated.taken_ns(place) // 1_000
         print(f"  missed: {span.task.name} by {span.late_ns // 1_000} us; others took {taken_us} us since it was idle")
-    print(f"\n{told['notes']}")
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(json.dumps(told, indent=2) + "\n")
+    form.show(told, figures=True)
+    form.keep(told)
 
 
 def main() -> None:

@@ -7,22 +7,18 @@ Every run goes through the placer's own core. All of it takes long; ARGS chooses
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
-import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from statistics import fmean, median
 from typing import Final
 
+from bench import report as form
 from bench.openb_departures import Waiting, departures
 from bench.openb_replay import Replay, replay
 from bench.openb_trace import TRACES, Run, in_file_order, published, runs, shuffled
 
-OUT: Final = Path("build/bench/openb.json")
 LEVELS: Final = (60, 80, 90, 95, 100, 110, 120, 130)
 EXACT: Final = ("fgd", "bestfit", "dotprod", "gpu-packing", "gpu-clustering")
 POLICIES: Final = (*EXACT, "random", "laxity")
@@ -205,25 +201,13 @@ def report(book: Book, waits: Sequence[Waiting]) -> dict[str, object]:
         if rates := [one.decisions_per_s for one in book.found if one.task.policy == policy]:
             figures[f"{policy}_decisions_per_cpu_s"] = round(median(rates))
     figures["departures"] = [asdict(one) for one in waits]
-    return {
-        "name": "openb",
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()},
-        "commit": _commit(),
-        "figures": figures,
-        "ratios": ratios,
-        "holds": holds(book),
-        "notes": "the placer's own core in virtual time; nodes and requests are those of the openb trace",
-    }
-
-
-def _cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+    return form.found(
+        "openb",
+        figures,
+        ratios,
+        holds(book),
+        "the placer's own core in virtual time; nodes and requests are those of the openb trace",
+    )
 
 
 def arguments() -> argparse.Namespace:
@@ -256,8 +240,7 @@ def main() -> None:
     said = report(book, waits)
     for name, yes in holds(book).items():
         print(f"{'holds' if yes else 'FAILS'}: {name}")
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(json.dumps(said, indent=1))
+    form.keep(said)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from bench.openb_replay import placed, world_of
-from bench.openb_trace import Run, folder, runs
+from bench.openb_replay import placed
+from bench.openb_trace import Run, folder, nodes, runs
 from cli.simulate.trace import Arrival
 from cli.simulate.world import World
 from services.placer.core.outcome import Assignment
@@ -36,7 +36,7 @@ class Steady:
     """Pods of a run in a cluster that others leave; the time that each decision took is kept."""
 
     def __init__(self, run: Run, strategy: str) -> None:
-        self.world: World = world_of(run, strategy)
+        self.world = World(nodes(run), strategy, run.trace.workload, foresight=True)
         self._free = self.world.cluster.nodes["share_free"]
         self._capacity = int(self._free.sum())
         self._pods: Iterator[Arrival] = (run.trace.arrivals[pod] for pod in cycle(run.arrivals))

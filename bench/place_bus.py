@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -29,6 +28,7 @@ import nats
 import psutil
 from nats.aio.client import Client
 
+from bench import report as form
 from shared.bus import Bus
 from shared.bus.connection import CLIENT_BUFFER_BYTES, MAX_OUTSTANDING_PINGS
 from shared.effects import CommitOutcome, Write
@@ -38,7 +38,6 @@ from shared.testing.service_process import ServiceProcess
 
 Json = dict[str, Any]
 
-OUT = Path("build/bench/place-bus.json")
 STORAGES = ("file", "memory")
 ROUNDS = int(os.environ.get("LAXITY_BENCH_ROUNDS", "3"))
 REQUESTS, IN_FLIGHT = int(os.environ.get("LAXITY_BENCH_REQUESTS", "1000")), 64
@@ -351,14 +350,12 @@ def report(results: dict[str, Measured]) -> Json:
         ratios[f"{storage}_alone_p50_over_commit"] = round(
             _percentile(found.place_alone_us, 50) / _percentile(found.commit_alone_us, 50), 2
         )
-    return {
-        "name": "place-bus",
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()},
-        "commit": _commit(),
-        "figures": figures,
-        "ratios": ratios,
-        "holds": _holds(ratios),
-        "notes": (
+    return form.found(
+        "place-bus",
+        figures,
+        ratios,
+        _holds(ratios),
+        (
             f"{ROUNDS} rounds in turn of {REQUESTS} requests, {IN_FLIGHT} in flight from one client, and of {ALONE} "
             f"with one in flight; {NODES} nodes of {DEVICES} devices. Real: nats-server, placer, commits, starts on "
             "the fake backend. Simulated: the nodes. The echo answers and stores nothing: one message in, one out. A "
@@ -367,7 +364,7 @@ def report(results: dict[str, Measured]) -> Json:
             "in and seven out. commits_of_all_time: what the same number of bare commits of the same size takes, of "
             "what the placer took until all were started. cpu: of each process, a request, starts included."
         ),
-    }
+    )
 
 
 def _figures(found: Measured) -> dict[str, float]:
@@ -406,31 +403,13 @@ def _percentile(values: list[float], percent: int) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def _cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
-
-
-def keep(told: Json) -> None:
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(json.dumps(told, indent=1))
-    show(told)
-
-
 def show(told: Json) -> None:
     """The same for people."""
     names = list(dict.fromkeys(name.split("_", 1)[1] for name in told["figures"]))
     print(f"\n{'':28}" + "".join(f"{storage:>12}" for storage in STORAGES))
     for name in names:
         print(f"  {name:<26}" + "".join(f"{told['figures'][f'{storage}_{name}']:12.1f}" for storage in STORAGES))
-    for name, value in {**told["ratios"], **told["holds"]}.items():
-        print(f"  {name}: {value}")
-    print(f"\n{told['notes']}")
+    form.show(told)
 
 
 async def main() -> None:
@@ -448,7 +427,9 @@ async def main() -> None:
             ours = asyncio.current_task()
             assert ours is not None
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ours.cancel)
-            keep(report({storage: await measure(storage) for storage in STORAGES}))
+            told = report({storage: await measure(storage) for storage in STORAGES})
+            form.keep(told)
+            show(told)
 
 
 if __name__ == "__main__":

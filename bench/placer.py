@@ -10,19 +10,15 @@ measured beside it.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
-import subprocess
 import time
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 
 from bench import openb_speed
+from bench import report as form
 from services.placer.core.cluster import Cluster
 from services.placer.core.demand import Demand
 from services.placer.core.outcome import Fits
@@ -39,7 +35,6 @@ from shared.messages import (
     Reservation,
 )
 
-OUT = Path("build/bench/placer.json")
 LARGEST = 10_000
 SIZES = (100, 1_000, LARGEST)
 STRATEGIES = ("binpack", "spread", "deadline", "slot")
@@ -295,26 +290,18 @@ def report(results: dict[tuple[str, int], dict[str, float]], decisions: int) -> 
             holds[f"{strategy}: cost grows no faster than the devices"] = growth <= 10
         holds[f"{strategy}: {TARGET_RATE} decisions/s at {largest} nodes"] = row["decisions_per_cpu_s"] >= TARGET_RATE
         holds[f"{strategy}: p99 at most {TARGET_P99_US} us at {largest} nodes"] = row["p99_us"] <= TARGET_P99_US
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    return {
-        "name": "placer",
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()},
-        "commit": commit,
-        "figures": figures,
-        "ratios": ratios,
-        "holds": holds,
-        "notes": f"{decisions} decisions of {KINDS} kinds each (a third of that below {LARGEST} nodes), one "
+    return form.found(
+        "placer",
+        figures,
+        ratios,
+        holds,
+        f"{decisions} decisions of {KINDS} kinds each (a third of that below {LARGEST} nodes), one "
         "process. Real: the placer's core. Simulated: the "
         f"cluster, {DEVICES} devices a node, filled by hand to about {FULL:.0%} and then by {10 * KINDS} decisions. "
         "Without advice what would make a refused request fit. Departures count in the rates, not in p50 and p99. "
         "decisions_per_cpu_s is by the time of the process, asked for once before and once after all of them; "
         "decisions_per_s and the times of single decisions (p50, p99, new kinds) are by the wall clock.",
-    }
-
-
-def _cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    )
 
 
 NAMES = ("nodes", "per s", "per cpu s", "p50 us", "p99 us", "refused", "full", "new us")
@@ -362,11 +349,8 @@ def main() -> None:
             show(strategy, nodes, results[strategy, nodes])
     told = report(results, args.decisions)
     with_openb(told)
-    for name, value in {**told["ratios"], **told["holds"]}.items():
-        print(f"  {name}: {value}")
-    print(f"\n{told['notes']}")
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(json.dumps(told, indent=2) + "\n")
+    form.show(told)
+    form.keep(told)
 
 
 if __name__ == "__main__":
