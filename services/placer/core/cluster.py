@@ -45,33 +45,39 @@ _LOGGED: Final = 4096
 
 _NODE_COLUMNS: Final[dict[str, Any]] = {
     "known": np.bool_,
-    "first_row": np.int64,
     "row_count": np.int64,
     "changed": np.int64,
     "facts_changed": np.int64,
     "state": np.int8,
     "cpu_capacity": np.int64,
     "memory_capacity": np.int64,
-    "capacity": (np.int64, (3,)),
-    "devices": np.int64,
-    "slot": np.int64,
-    "held": (np.int64, (16,)),
+    "held": (np.int64, (24,)),
     "rank": np.int64,
     "hash": np.uint64,
 }
-CPU_FREE, MEMORY_FREE, SHARE_FREE, WHOLE_FREE, CLASSES = range(5)
-USED: Final = slice(5, 8)
-SHARES: Final = slice(8, None)
-"""Where that stands in the column `held` of a node: all that changes with every reservation, read and written together.
-`shares` is what is free of each device, 0 of one that is not healthy; there are as many as the largest node has."""
+CPU_FREE, MEMORY_FREE, MOST_FREE, WHOLE_FREE, SHARE_FREE, CLASSES = range(6)
+ROOM: Final = slice(0, 4)
+USED: Final = slice(6, 9)
+COUNTED: Final = slice(0, 9)
+FIRST_ROW, DEVICES, SLOT, MODEL = range(9, 13)
+CAPACITY: Final = slice(13, 16)
+SHARES: Final = slice(16, None)
+"""Where that stands in the column `held` of a node: all that decisions look at, so that they read it at once. COUNTED and
+SHARES change with every reservation, ROOM is what a request needs enough of. `shares` is what is free of each device,
+0 of one that is not healthy, and MOST_FREE the largest of them; there are as many as the largest node has."""
 
 _HELD: Final[dict[str, tuple[str, int | slice]]] = {
     "cpu_free": ("held", CPU_FREE),
     "memory_free": ("held", MEMORY_FREE),
-    "share_free": ("held", SHARE_FREE),
     "whole_free": ("held", WHOLE_FREE),
+    "share_free": ("held", SHARE_FREE),
     "classes": ("held", CLASSES),
     "used": ("held", USED),
+    "first_row": ("held", FIRST_ROW),
+    "devices": ("held", DEVICES),
+    "slot": ("held", SLOT),
+    "model": ("held", MODEL),
+    "capacity": ("held", CAPACITY),
     "shares": ("held", SHARES),
 }
 _DEVICE_COLUMNS: Final[dict[str, Any]] = {
@@ -349,6 +355,7 @@ class Cluster:
             devices=(healthy := sum(d.healthy for d in devices)),
             capacity=[facts.cpu_milli, facts.memory_mib, healthy * SHARE_WHOLE_MICRO],
             slot=_slot(facts),
+            model=self._code(("model", devices[0].model)) if devices else 0,
             hash=name_hash(node),
         )
         self.devices.write(rows, node=slot, is_device=bool(devices), hash=name_hash(node))
@@ -403,11 +410,12 @@ class Cluster:
         for place in places:
             self._write_device(start + place, account.devices[place])
             held[slot, SHARES.start + place] = account.shares_free[place]
-        held[slot, : SHARES.start] = (
+        held[slot, COUNTED] = (
             UNKNOWN if cpu is None else cpu,
             UNKNOWN if memory is None else memory,
-            account.share_free,
+            max(account.shares_free, default=0),
             account.whole_free,
+            account.share_free,
             account.classes,
             0 if cpu is None else facts.cpu_milli - cpu,
             0 if memory is None else facts.memory_mib - memory,

@@ -20,6 +20,7 @@ from services.placer.core.capabilities import OTHERS
 from services.placer.core.cluster import STATES, UNKNOWN
 from services.placer.core.columns import Array, Bools, Ints
 from services.placer.core.feasible import admit, explained
+from services.placer.core.prospects import Prospects
 from services.placer.core.rows import Rows
 from shared.admission import NO_SLACK, hard_guarantee
 from shared.messages import AllExcept, Kind, NodeState, Reason, Regime
@@ -98,12 +99,19 @@ def sift(rows: Rows, filters: Sequence[Filter] | None = None) -> Sifted:
     return Sifted(rows, first, filters)
 
 
-def passing(rows: Rows) -> Rows:
+def passing(rows: Prospects) -> Prospects:
     """Those of rows with room that pass, without a word about the others: the same as `sift`, in less time."""
-    for fails in _BESIDE_ROOM:
-        bad = fails(rows) if len(rows) else None
-        if bad is not None and bad.any():
-            rows = rows.where(~bad)
+    demand = rows.ask.demand
+    if not len(rows):
+        return rows
+    admitted = rows.verdict("admitted")
+    if need := demand.device_memory_mib:
+        free = rows.of_device("memory_free")
+        admitted &= (free >= need) | (free == UNKNOWN)
+    if not admitted.all():
+        rows = rows.where(admitted)
+    if demand.count > 1:
+        rows = rows.where((np.bincount(rows.of_row) >= demand.count)[rows.of_row])
     return rows
 
 
@@ -306,12 +314,6 @@ def _breaks(rows: Rows) -> Bools | None:
     return late if late.any() else None
 
 
-def _refused(rows: Rows) -> Bools:
-    """Either of the two."""
-    refused: Bools = ~rows.verdict("admitted")
-    return refused
-
-
 def _says_late(rows: Rows) -> str:
     place = _nearest(rows, rows.verdict("slack"))
     return f"{explained(rows.ask.demand, rows.ask.cluster.loads[int(rows.index[place])])} ({rows.label(place)})"
@@ -398,9 +400,6 @@ _NODE_NOW: Final = (
 )
 
 NODE_FILTERS: Final = (*_NODE_NEVER, *_NODE_EXCLUDED, _UNKNOWN_USE, *_NODE_NOW)
-
-_BESIDE_ROOM: Final = (_memory_small("memory_free"), _refused, _few)
-"""What else can rule out devices that have the share, on nodes that have the CPU and the memory."""
 
 DEVICE_FILTERS: Final = (
     *_NODE_NEVER,

@@ -9,7 +9,7 @@ import numpy as np
 from services.placer.core.cluster import Cluster, name_hash
 from services.placer.core.columns import Array, Bools, Columns, Floats, Ints
 from services.placer.core.prospects import Prospects
-from services.placer.core.rows import Rows, begins
+from services.placer.core.rows import begins
 from services.placer.core.strategies.base import Ranking, Strategy
 
 _FEW: Final = 500
@@ -28,29 +28,31 @@ class Options(NamedTuple):
     """
 
     node: Ints
-    devices: Ints
+    devices: tuple[Ints, ...]
     keys: tuple[Array, ...]
     total: Floats
     parts: tuple[str, ...]
     by: tuple[Floats, ...]
-    unproven: Bools
+    unproven: Bools | None
+    """None: none is."""
 
 
-def options(rows: Rows, strategy: Strategy, tie: Tie) -> Options:
+def options(rows: Prospects, strategy: Strategy, tie: Tie) -> Options:
     """Of rows that all can take the demand, node by node."""
-    ranking, count = strategy.rank(Prospects(rows)), rows.ask.demand.count
+    ranking, count = strategy.rank(rows), rows.count
     if count > 1:
         return _sets(rows, ranking, tie)
-    best = _first_of_each(rows, ranking.keys, tie)
-    chosen = rows if isinstance(best, slice) else rows.where(best)
+    best = _first_of_each(rows, ranking.keys[ranking.of_nodes :], tie)
+    node = rows.of_row[best]
+    at = node if ranking.of_nodes else best
     return Options(
-        node=chosen.node,
-        devices=chosen.index[:, None] if count else np.zeros((len(chosen), 0), np.int64),
-        keys=tuple(key[best] for key in ranking.keys),
-        total=ranking.total[best],
+        node=rows.slots[node],
+        devices=(rows.index[best],) if count else (),
+        keys=tuple([key[node if place < ranking.of_nodes else best] for place, key in enumerate(ranking.keys)]),
+        total=ranking.total[at],
         parts=tuple(ranking.by),
-        by=tuple(part[best] for part in ranking.by.values()),
-        unproven=_unproven(chosen),
+        by=tuple([part[at] for part in ranking.by.values()]),
+        unproven=_unproven(rows, best),
     )
 
 
@@ -75,19 +77,18 @@ class Tie:
         return shuffled
 
 
-def _first_of_each(rows: Rows, keys: tuple[Array, ...], tie: Tie) -> Ints | slice:
+def _first_of_each(rows: Prospects, keys: tuple[Array, ...], tie: Tie) -> Ints | slice:
     """The place of the smallest keys on each node; all places where each node has one row."""
-    starts = rows.begins().nonzero()[0]
+    starts = begins(rows.of_row).nonzero()[0]
     if len(starts) == len(rows):
         return slice(None)
     if len(rows) > _FEW:
         return _narrowed(rows, keys, tie, starts)
-    order = np.lexsort((tie.of_devices(rows.index), *reversed(keys), rows.node))
-    first: Ints = order[begins(rows.node[order])]
+    first: Ints = np.lexsort((tie.of_devices(rows.index), *reversed(keys), rows.of_row))[starts]
     return first
 
 
-def _narrowed(rows: Rows, keys: tuple[Array, ...], tie: Tie, starts: Ints) -> Ints:
+def _narrowed(rows: Prospects, keys: tuple[Array, ...], tie: Tie, starts: Ints) -> Ints:
     """The same for many rows, of which few are left after a key or two: no sorting."""
     run = np.arange(len(starts)).repeat(np.diff(starts, append=len(rows)))
     left: Bools | None = None
@@ -104,34 +105,44 @@ def _narrowed(rows: Rows, keys: tuple[Array, ...], tie: Tie, starts: Ints) -> In
     return places
 
 
-def _sets(rows: Rows, ranking: Ranking, tie: Tie) -> Options:
+def _sets(rows: Prospects, ranking: Ranking, tie: Tie) -> Options:
     """One option per node: its best devices, of one group where one has enough, and the smallest such group.
 
     A set has the worst of its devices' keys and the mean of their totals; one within a group comes first.
     """
-    count, ties = rows.ask.demand.count, tie.of_devices(rows.index)
-    groups = rows.node * len(rows.ask.cluster.codes) + rows.of_device("group")
+    count, of_nodes, ties = rows.count, ranking.of_nodes, tie.of_devices(rows.index)
+    groups = rows.of_row * len(rows.ask.cluster.codes) + rows.of_device("group")
     _, which, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     size, first = sizes[which], np.full(len(sizes), ties.max(initial=0), ties.dtype)
     np.minimum.at(first, which, ties)
     preference = np.where(size >= count, size, 2 * len(rows) - size)
-    order = np.lexsort((ties, *reversed(ranking.keys), first[which], preference, rows.node))
-    starts = begins(rows.node[order]).nonzero()[0]
+    order = np.lexsort((ties, *reversed(ranking.keys[of_nodes:]), first[which], preference, rows.of_row))
+    starts = begins(rows.of_row).nonzero()[0]
     chosen = order[starts[:, None] + np.arange(count)]
     split = (preference[chosen[:, 0]] > len(rows)).astype(np.int64)
+    node, unproven = rows.of_row[starts], _unproven(rows, chosen)
+
+    def each(values: Array) -> Array:
+        """A line for each set, a column for each of its devices."""
+        return values[node][:, None] if of_nodes else values[chosen]
+
     return Options(
-        node=rows.node[chosen[:, 0]],
-        devices=rows.index[chosen],
-        keys=(split, *(key[chosen].max(axis=1) for key in ranking.keys)),
-        total=np.round(ranking.total[chosen].mean(axis=1), 9),
+        node=rows.slots[node],
+        devices=tuple(rows.index[chosen].T),
+        keys=(
+            split,
+            *(key[node] for key in ranking.keys[:of_nodes]),
+            *(key[chosen].max(axis=1) for key in ranking.keys[of_nodes:]),
+        ),
+        total=np.round(each(ranking.total).mean(axis=1), 9),
         parts=tuple(ranking.by),
-        by=tuple(part[chosen].mean(axis=1) for part in ranking.by.values()),
-        unproven=_unproven(rows)[chosen].any(axis=1),
+        by=tuple(each(part).mean(axis=1) for part in ranking.by.values()),
+        unproven=None if unproven is None else unproven.any(axis=1),
     )
 
 
-def _unproven(rows: Rows) -> Bools:
-    if not rows.ask.demand.count or not rows.ask.demand.task:
-        return np.zeros(len(rows), np.bool_)
-    unproven: Bools = rows.verdict("unproven")
+def _unproven(rows: Prospects, chosen: Ints | slice) -> Bools | None:
+    if not rows.count or not rows.ask.demand.task:
+        return None
+    unproven: Bools = rows.verdict("unproven")[chosen]
     return unproven

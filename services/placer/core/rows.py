@@ -105,22 +105,16 @@ def begins(node: Ints) -> Bools:
 class Rows:
     """Some rows under question; every column of theirs is an array of their length."""
 
-    def __init__(self, ask: Ask, index: Ints, node: Ints | None = None, held: Ints | None = None) -> None:
-        """`node`, `held`: the node row of each and what that holds, where they are known already."""
-        self.ask, self.index, self._node, self._held = ask, index, node, held
+    def __init__(self, ask: Ask, index: Ints, node: Ints | None = None) -> None:
+        """`node`: the node row of each, where it is known already."""
+        self.ask, self.index, self._node = ask, index, node
         self._tested: tuple[Verdicts, Ints] | None = None
 
     def __len__(self) -> int:
         return len(self.index)
 
     def where(self, chosen: Bools | Ints | slice) -> Rows:
-        node, held = self._node, self._held
-        return Rows(
-            self.ask,
-            self.index[chosen],
-            None if node is None else node[chosen],
-            None if held is None else held[chosen],
-        )
+        return Rows(self.ask, self.index[chosen], None if self._node is None else self._node[chosen])
 
     @property
     def node(self) -> Ints:
@@ -128,13 +122,6 @@ class Rows:
         if self._node is None:
             self._node = self.ask.cluster.devices["node"][self.index] if self.ask.demand.count else self.index
         return self._node
-
-    @property
-    def held(self) -> Ints:
-        """The line `held` of the node of each."""
-        if self._held is None:
-            self._held = self.ask.cluster.nodes["held"].take(self.node, axis=0)
-        return self._held
 
     @cached_property
     def slots(self) -> Ints:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.placer.core.cluster import CPU_FREE, MEMORY_FREE, SHARES, UNKNOWN
+from services.placer.core.cluster import FIRST_ROW, ROOM, SHARES, UNKNOWN
 from services.placer.core.columns import Array, Bools, Ints
+from services.placer.core.demand import Demand
 from services.placer.core.filters import DEVICE_FILTERS, NODE_FILTERS, Sifted, passing, sift
+from services.placer.core.prospects import Prospects
 from services.placer.core.room import room
 from services.placer.core.rows import Ask, Rows
+from shared.messages import SHARE_WHOLE_MICRO
 
 
 class Sieve:
@@ -27,7 +30,9 @@ class Sieve:
         """For each row the filter among those of facts that ruled it out, or -1; and up to which change."""
         self._settled_seen = 0
         self._open: Bools = np.zeros(0, np.bool_)
-        """The nodes of which such filters left a row."""
+        """The nodes of which such filters left a row, and whether on some of them they left out others."""
+        self._partly = False
+        self._needs = _needs(ask.demand)
         self._first: Array = np.zeros(0, np.int8)
         """The same for all filters."""
         self._first_seen = 0
@@ -39,26 +44,20 @@ class Sieve:
         found: Sieve = ask.cluster.memo.get((cls, ask.kind), lambda: cls(ask)) if ask.kept else cls(ask)
         return found
 
-    def passing(self, slots: Ints) -> Rows:
+    def passing(self, slots: Ints) -> Prospects:
         """The rows of these nodes that can take a replica."""
         self._settle()
-        rows = self._with_room(slots)
-        return passing(rows) if self.ask.demand.count else rows
-
-    def _with_room(self, slots: Ints) -> Rows:
-        """Their rows with the CPU, the memory and the share asked for, which most of a full cluster lack."""
-        demand, nodes = self.ask.demand, self.ask.cluster.nodes
-        slots = slots[self._open[slots]]
-        held = nodes["held"].take(slots, axis=0)
-        room = held[:, CPU_FREE] >= (demand.cpu_milli or UNKNOWN)
-        room &= held[:, MEMORY_FREE] >= (demand.memory_mib or UNKNOWN)
-        if not demand.count:
-            return Rows(self.ask, slots[room], held=held[room])
-        which, places = ((held[:, SHARES] >= demand.share_micro) & room[:, None]).nonzero()
-        node = slots[which]
-        rows = Rows(self.ask, nodes["first_row"][node] + places, node, held.take(which, axis=0))
-        ruled_out = self._settled[rows.index] >= 0
-        return rows.where(~ruled_out) if ruled_out.any() else rows
+        held = self.ask.cluster.nodes["held"].take(slots, axis=0)
+        room = np.logical_and.reduce(held[:, ROOM] >= self._needs, axis=1)  # which most nodes of a full cluster lack
+        room &= self._open.take(slots)
+        slots, held = slots[room], held[room]
+        if not self.ask.demand.count:
+            return Prospects(self.ask, slots, held, slots, np.arange(len(slots)))
+        of_row, place = (held[:, SHARES] >= self.ask.demand.share_micro).nonzero()
+        rows = Prospects(self.ask, slots, held, held[:, FIRST_ROW].take(of_row) + place, of_row)
+        if self._partly:
+            rows = rows.where(self._settled.take(rows.index) < 0)
+        return passing(rows)
 
     def sifted(self) -> Sifted:
         """All rows in the order of names."""
@@ -100,6 +99,7 @@ class Sieve:
         self._settled[rows.index] = first = sift(rows, self._by_facts).first
         self._open[told] = False
         self._open[rows.node[first < 0]] = True
+        self._partly |= bool((self._open[rows.node] & (first >= 0)).any())
         self._settled_seen = cluster.facts_changes
 
     def _grow(self) -> None:
@@ -109,3 +109,9 @@ class Sieve:
         if (missing := len(columns) - len(self._settled)) > 0:
             more = np.zeros(max(missing, len(self._settled)), np.int8)
             self._settled, self._first = np.concatenate([self._settled, more]), np.concatenate([self._first, more])
+
+
+def _needs(demand: Demand) -> Ints:
+    """How much of ROOM a node needs at least to have room for a replica; UNKNOWN suffices where nothing is asked."""
+    whole = demand.count if demand.share_micro == SHARE_WHOLE_MICRO else 0
+    return np.array((demand.cpu_milli or UNKNOWN, demand.memory_mib or UNKNOWN, demand.share_micro, whole), np.int64)

@@ -21,8 +21,6 @@ from shared.messages import Score
 
 _NONE = np.inf
 """The first key of a node that has no option."""
-_UNPROVEN, _PARTS = 1, 2
-"""Of a line, after the total."""
 
 
 class Table:
@@ -35,13 +33,10 @@ class Table:
         self._seen = 0
         self._size = 0
         self._parts: tuple[str, ...] = ()
-        self._first: Floats | None = None
-        """The first key of each node, which is looked through."""
-        self._told: Floats = np.zeros((0, 0))
-        """A line for each node: the other keys, the total, 1 where it is unproven, the parts of the total, the device
-        rows. `_others` are the columns of the keys, `_total` is the place of the total."""
-        self._others: list[Floats] = []
-        self._total = 0
+        self._columns: list[Array] = []
+        """Of each node: the keys, the total, its parts, the device rows, whether it is unproven where it may be. The first
+        key is looked through; so many are `_keys`."""
+        self._keys = 0
         self._drawn: Tie | None = None
         """Where the strategy is chance: what this decision draws by. The table is the same for all."""
 
@@ -74,8 +69,8 @@ class Table:
         self._cluster.all_slots()  # brings the ranks up to date
         changed = self._cluster.changed_since(self._seen)
         self._grow(len(self._cluster.nodes))
-        if self._first is not None:
-            self._first[changed] = _NONE
+        if self._columns:
+            self._columns[0][changed] = _NONE
         rows = self.sieve.passing(changed)
         if len(rows):
             self._write(options(rows, self._strategy, self._tie))
@@ -83,9 +78,9 @@ class Table:
 
     def best(self, first: Sequence[Array] = ()) -> tuple[int | None, int | None]:
         """The node of the best option and that of the second best; `first` are keys that count more than its own."""
-        if self._first is None:
+        if not self._columns:
             return None, None
-        strongest, others = self._first, self._others
+        strongest, *others = self._columns[: self._keys]
         if first:
             return self._two((strongest != _NONE).nonzero()[0], (*first, strongest, *others))
         equals = self._equals(strongest)
@@ -137,51 +132,50 @@ class Table:
         if self._drawn is not None:
             return self._drawn.of_nodes(left)
         if self.sieve.ask.demand.count:
-            return self._tie.of_devices(self._told[:, self._first_device][left].astype(np.int64))
+            return self._tie.of_devices(self._columns[self._first_device][left])
         return self._tie.of_nodes(left)
 
     def devices(self, node: int) -> list[int]:
         """The device rows of a node's option."""
         if self._drawn is not None:
             drawn = options(self.sieve.passing(np.array([node])), self._strategy, self._drawn)
-            return [int(row) for row in drawn.devices[0]]
-        return [int(row) for row in self._told[node, self._first_device :].tolist()]
+            return [int(rows[0]) for rows in drawn.devices]
+        first = self._first_device
+        return [int(rows[node]) for rows in self._columns[first : first + self.sieve.ask.demand.count]]
 
     def unproven(self, node: int) -> bool:
-        return bool(self._told[node, self._total + _UNPROVEN])
+        unproven = self._columns[self._first_device + self.sieve.ask.demand.count :]
+        return bool(unproven and unproven[0][node])
 
     def total(self, node: int) -> float:
-        return round(float(self._told[node, self._total]), 6)
+        return round(float(self._columns[self._keys][node]), 6)
 
     def score(self, node: int) -> Score:
-        by = zip(self._parts, self._told[node, self._total + _PARTS : self._first_device].tolist(), strict=True)
-        return Score(total=self.total(node), by={name: round(part, 6) for name, part in by})
+        parts = zip(self._parts, self._columns[self._keys + 1 : self._first_device], strict=True)
+        return Score(total=self.total(node), by={name: round(float(part[node]), 6) for name, part in parts})
 
     @property
     def _first_device(self) -> int:
-        return self._total + _PARTS + len(self._parts)
+        return self._keys + 1 + len(self._parts)
 
     def _write(self, fresh: Options) -> None:
-        first, *others = fresh.keys
-        told = (*others, fresh.total, fresh.unproven, *fresh.by, *fresh.devices.T)
-        if self._first is None:
-            self._parts, self._total = fresh.parts, len(others)
-            self._first = np.full(self._size, _NONE)
-            self._tell(np.zeros((self._size, len(told))))
-        self._first[fresh.node] = first
-        self._told[fresh.node] = np.array(told).T
-
-    def _tell(self, told: Floats) -> None:
-        self._told, self._others = told, [told[:, place] for place in range(self._total)]
+        told = (*fresh.keys, fresh.total, *fresh.by, *fresh.devices)
+        if fresh.unproven is not None:
+            told += (fresh.unproven,)
+        if not self._columns:
+            self._parts, self._keys = fresh.parts, len(fresh.keys)
+            self._columns = [np.full(self._size, _NONE), *(np.zeros(self._size, each.dtype) for each in told[1:])]
+        for column, values in zip(self._columns, told, strict=True):
+            column[fresh.node] = values
 
     def _grow(self, nodes: int) -> None:
         if nodes <= self._size:
             return
         more = max(nodes - self._size, self._size)
         self._size += more
-        if self._first is not None:
-            self._first = np.concatenate([self._first, np.full(more, _NONE)])
-            self._tell(np.concatenate([self._told, np.zeros((more, self._told.shape[1]))]))
+        if self._columns:
+            self._columns = [np.concatenate([column, np.zeros(more, column.dtype)]) for column in self._columns]
+            self._columns[0][-more:] = _NONE
 
 
 def _smallest(values: Array) -> Any:

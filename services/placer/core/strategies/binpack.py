@@ -43,7 +43,7 @@ class Binpack:
         capacity = rows.capacity
         scores = np.minimum(rows.used_after, capacity) * FULL_SCORE // np.maximum(capacity, 1)
         total, by = (shaped if self.shape else weighed)(rows, scores, self)
-        return Ranking(keys=(-total, rows.share_after, rows.whole_after), total=total, by=by)
+        return Ranking((-total, rows.share_after, rows.whole_after), total, by, of_nodes=1)
 
 
 def broken_line(shape: Sequence[tuple[int, int]]) -> Ints:

@@ -48,8 +48,8 @@ class Nodes:
     @cached_property
     def least(self) -> Ints:
         """The least that is free on a device that can take the request."""
-        starts = np.searchsorted(self.of_row, np.arange(len(self.cpu_free)))
-        least: Ints = np.minimum.reduceat(self.share_free[self.of_row, self.place], starts)
+        least = np.full(len(self.cpu_free), SHARE_WHOLE_MICRO)
+        np.minimum.at(least, self.of_row, self.share_free[self.of_row, self.place])
         return least
 
 
