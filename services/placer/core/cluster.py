@@ -115,6 +115,8 @@ class Cluster:
         self.loads: dict[int, Load] = {}
         self.codes: dict[object, int] = {}
         """Models, groups and ways of sharing as numbers. Never shrinks: there are few."""
+        self.things: list[object] = []
+        """By their numbers."""
         self._sharings: dict[int, Sharing] = {}
         self.kinds: list[Load] = []
         """The kinds of load by their numbers."""
@@ -278,7 +280,7 @@ class Cluster:
         return found
 
     def all_rows(self) -> Ints:
-        """All device rows, by node name, device index and uuid."""
+        """All device rows, in the order of their numbers."""
         return self._ordered()[1]
 
     def nodes_of_all_rows(self) -> Ints:
@@ -322,14 +324,17 @@ class Cluster:
         self._order = None
 
     def _ordered(self) -> tuple[Ints, Ints, Ints]:
-        """Node and device rows in the order of their names; `rank` is a row's place in it."""
+        """Node rows by name, device rows by number and the node row of each; `rank` is a row's place by names, of a device
+        by the name of its node, its index and uuid.
+        """
         if self._order is None:
             names = sorted(self._slots)
             slots = np.array([self._slots[name] for name in names], np.int64)
             rows = np.array([row for name in names for row in self._by_index(name)], np.int64)
             self.nodes["rank"][slots] = np.arange(len(slots))
             self.devices["rank"][rows] = np.arange(len(rows))
-            self._order = slots, rows, slots.repeat(self.nodes["row_count"][slots])
+            rows.sort()
+            self._order = slots, rows, self.devices["node"][rows]
         return self._order
 
     def _by_index(self, node: str) -> list[int]:
@@ -337,7 +342,10 @@ class Cluster:
         return [row for _, _, row in sorted((d.index, d.uuid, row) for d, row in found)] or list(self._rows[node])
 
     def _code(self, thing: object) -> int:
-        return self.codes.setdefault(thing, len(self.codes))
+        code = self.codes.setdefault(thing, len(self.codes))
+        if code == len(self.things):
+            self.things.append(thing)
+        return code
 
     def _sharing(self, device: DeviceFacts) -> int:
         code = self._code(sharing := sharing_of(device))

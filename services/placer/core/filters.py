@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -70,13 +69,11 @@ class Sifted:
 
     def reasons(self) -> tuple[Reason, ...]:
         """Why the others were passed over, nearest to fitting first; the counts add up to the rows lost."""
-        together = self.rows.where(self.first.argsort(kind="stable"))
-        ends = np.bincount(self.first + 1).cumsum().tolist()
-        lost = [together.where(slice(start, end)) for start, end in pairwise(ends)]
-        numbered = reversed(list(zip(self.filters, lost, strict=False)))
-        return tuple(self._reason(one, rows) for one, rows in numbered if len(rows))
+        numbers = np.bincount(self.first + 1)[1:].nonzero()[0].tolist()
+        return tuple(self._reason(number) for number in reversed(numbers))
 
-    def _reason(self, one: Filter, lost: Rows) -> Reason:
+    def _reason(self, number: int) -> Reason:
+        one, lost = self.filters[number], self.rows.where((self.first == number).nonzero()[0])
         return Reason(code=one.code, count=len(lost), message=one.says(lost))
 
 
@@ -195,16 +192,16 @@ def _unknown_use(rows: Rows) -> Bools:
 
 def _says_cpu(column: str, word: str) -> Callable[[Rows], str]:
     def says(rows: Rows) -> str:
-        best, need = rows.best(values := rows.of_node(column)), rows.ask.demand.cpu_milli
-        return f"needs {need} milli CPU on one node, {word} is {values[best]} ({rows.node_name(best)})"
+        most, node = rows.best_node(column)
+        return f"needs {rows.ask.demand.cpu_milli} milli CPU on one node, {word} is {most} ({node})"
 
     return says
 
 
 def _says_memory(column: str, word: str) -> Callable[[Rows], str]:
     def says(rows: Rows) -> str:
-        best, need = rows.best(values := rows.of_node(column)), format_mib(rows.ask.demand.memory_mib)
-        return f"needs {need} on one node, {word} is {format_mib(int(values[best]))} ({rows.node_name(best)})"
+        most, node = rows.best_node(column)
+        return f"needs {format_mib(rows.ask.demand.memory_mib)} on one node, {word} is {format_mib(most)} ({node})"
 
     return says
 
@@ -218,8 +215,8 @@ def _other_model(rows: Rows) -> Bools | None:
 
 def _says_model(rows: Rows) -> str:
     gpu, cluster = rows.ask.demand.request.gpu, rows.ask.cluster
-    names = {number: str(code[1]) for code, number in cluster.codes.items() if isinstance(code, tuple)}
-    there = sorted(names[number] for number in np.flatnonzero(np.bincount(rows.of_device("model"))).tolist())
+    things = [cluster.things[number] for number in np.flatnonzero(np.bincount(rows.of_device("model"))).tolist()]
+    there = sorted(str(thing[1]) for thing in things if isinstance(thing, tuple))
     return f"needs {' or '.join((gpu and gpu.models) or ())}, these are {', '.join(there[:5])}"
 
 
@@ -355,8 +352,9 @@ def _unhealthy(rows: Rows) -> Bools:
 
 
 def _says_unhealthy(rows: Rows) -> str:
-    why = rows.ask.cluster.device(int(rows.index[0])).reason
-    first = f"not healthy: {rows.label(0)}{f' ({why})' if why else ''}"
+    place = rows.best(np.zeros(len(rows)))
+    why = rows.ask.cluster.device(int(rows.index[place])).reason
+    first = f"not healthy: {rows.label(place)}{f' ({why})' if why else ''}"
     return f"{first} and {len(rows) - 1} more" if len(rows) > 1 else first
 
 

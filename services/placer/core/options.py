@@ -111,12 +111,9 @@ def _sets(rows: Prospects, ranking: Ranking, tie: Tie) -> Options:
     A set has the worst of its devices' keys and the mean of their totals; one within a group comes first.
     """
     count, of_nodes, ties = rows.count, ranking.of_nodes, tie.of_devices(rows.index)
-    groups = rows.of_row * len(rows.ask.cluster.codes) + rows.of_device("group")
-    _, which, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    size, first = sizes[which], np.full(len(sizes), ties.max(initial=0), ties.dtype)
-    np.minimum.at(first, which, ties)
+    size, first = _groups(rows, ties)
     preference = np.where(size >= count, size, 2 * len(rows) - size)
-    order = np.lexsort((ties, *reversed(ranking.keys[of_nodes:]), first[which], preference, rows.of_row))
+    order = np.lexsort((ties, *reversed(ranking.keys[of_nodes:]), first, preference, rows.of_row))
     starts = begins(rows.of_row).nonzero()[0]
     chosen = order[starts[:, None] + np.arange(count)]
     split = (preference[chosen[:, 0]] > len(rows)).astype(np.int64)
@@ -139,6 +136,16 @@ def _sets(rows: Prospects, ranking: Ranking, tie: Tie) -> Options:
         by=tuple(each(part).mean(axis=1) for part in ranking.by.values()),
         unproven=None if unproven is None else unproven.any(axis=1),
     )
+
+
+def _groups(rows: Prospects, ties: Array) -> tuple[Ints, Array]:
+    """For each row, how many there are of its node and group, and the tie-break of the first of them."""
+    group = rows.of_row * len(rows.ask.cluster.codes) + rows.of_device("group")
+    order = group.argsort(kind="stable")
+    new = begins(group[order])
+    starts, run = new.nonzero()[0], np.empty(len(order), np.int64)
+    run[order] = new.cumsum() - 1
+    return np.bincount(run)[run], np.minimum.reduceat(ties[order], starts)[run]
 
 
 def _unproven(rows: Prospects, chosen: Ints | slice) -> Bools | None:

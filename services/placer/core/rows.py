@@ -52,7 +52,7 @@ class Ask:
         )
 
     def everywhere(self) -> Rows:
-        """All rows in the order of names: nodes for a request without gpu, else devices."""
+        """All rows: nodes for a request without gpu, else devices. The devices of a node stand together."""
         if self.demand.count:
             return Rows(self, self.cluster.all_rows(), self.cluster.nodes_of_all_rows())
         return Rows(self, self.cluster.all_slots())
@@ -191,6 +191,12 @@ class Rows:
         equals = (values == values.max()).nonzero()[0]
         columns = self.ask.cluster.devices if self.ask.demand.count else self.ask.cluster.nodes
         return int(equals[columns["rank"][self.index[equals]].argmin()])
+
+    def best_node(self, column: str) -> tuple[int, str]:
+        """The largest value of a column of their nodes, and the first node by name that has it."""
+        nodes, slots = self.ask.cluster.nodes, self.slots
+        equals = slots[(values := nodes[column][slots]) == (most := values.max())]
+        return int(most), self.ask.cluster.name(int(equals[nodes["rank"][equals].argmin()]))
 
     def node_name(self, place: int) -> str:
         return self.ask.cluster.name(int(self.node[place]))

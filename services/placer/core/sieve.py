@@ -60,7 +60,7 @@ class Sieve:
         return passing(rows)
 
     def sifted(self) -> Sifted:
-        """All rows in the order of names."""
+        """All rows."""
         cluster = self.ask.cluster
         if self._first_seen < cluster.changes:
             changed = cluster.changed_since(self._first_seen)

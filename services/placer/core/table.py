@@ -7,7 +7,6 @@ look over all nodes. docs/placement.md has the cost model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,8 @@ from services.placer.core.strategies.base import Strategy
 from services.placer.core.strategies.random_choice import Random
 from shared.messages import Score
 
+_FEW = 500
+"""Nodes that are sorted sooner than looked through key by key."""
 _NONE = np.inf
 """The first key of a node that has no option."""
 
@@ -88,44 +89,34 @@ class Table:
             return self._two(equals, others)
         best = int(equals[0])
         least, strongest[best] = strongest[best], _NONE
-        second = self._least(self._equals(strongest), others)
+        second, _ = self._two(self._equals(strongest), others)
         strongest[best] = least
         return best, second
 
     def _equals(self, strongest: Floats) -> Ints:
         """The nodes with the smallest first key, none where none has an option."""
-        least = _smallest(strongest)
+        least = strongest[strongest.argmin()]
         equals: Ints = (strongest == least).nonzero()[0]
         return equals if least != _NONE else equals[:0]
 
     def _two(self, left: Ints, keys: Sequence[Array]) -> tuple[int | None, int | None]:
         """The node among these with the smallest keys, then the tie-break, and the next one."""
-        for number, key in enumerate(keys):
-            if len(left) < 2:
-                break
-            values = key[left]
-            least = left[values == _smallest(values)]
-            if len(least) == 1:
-                best = int(least[0])
-                return best, self._least(left[left != best], keys[number:])
-            left = least
+        if len(left) > _FEW:
+            left = self._leading(left, keys)
         if len(left) < 2:
             return (int(left[0]) if len(left) else None), None
-        ties = self._ties(left)
-        best = int(left[ties.argmin()])
-        others = left != best
-        return best, int(left[others][ties[others].argmin()])
+        best, second, *_ = left[np.lexsort((self._ties(left), *(key[left] for key in reversed(keys))))].tolist()
+        return best, second
 
-    def _least(self, left: Ints, keys: Sequence[Array]) -> int | None:
-        """The node among these with the smallest keys, then the tie-break."""
-        for key in keys:
-            if len(left) < 2:
+    def _leading(self, left: Ints, keys: Sequence[Array]) -> Ints:
+        """Of many nodes two or more that come before all others, without sorting."""
+        for key in (*keys, None):
+            values = self._ties(left) if key is None else key[left]
+            least, second = np.partition(values, 1)[:2]
+            left = left[values <= second]
+            if least < second or len(left) <= _FEW:
                 break
-            values = key[left]
-            left = left[values == _smallest(values)]
-        if len(left) < 2:
-            return int(left[0]) if len(left) else None
-        return int(left[self._ties(left).argmin()])
+        return left
 
     def _ties(self, left: Ints) -> Array:
         """What decides among these nodes where their keys are equal."""
@@ -176,8 +167,3 @@ class Table:
         if self._columns:
             self._columns = [np.concatenate([column, np.zeros(more, column.dtype)]) for column in self._columns]
             self._columns[0][-more:] = _NONE
-
-
-def _smallest(values: Array) -> Any:
-    """The least of them: found sooner than by `min`, above all among few."""
-    return values[values.argmin()]
