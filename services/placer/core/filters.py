@@ -105,7 +105,7 @@ def passing(rows: Prospects) -> Prospects:
     if need := demand.device_memory_mib:
         free = rows.of_device("memory_free")
         admitted &= (free >= need) | (free == UNKNOWN)
-    if not admitted.all():
+    if np.count_nonzero(admitted) < len(rows):
         rows = rows.where(admitted)
     if demand.count > 1:
         rows = rows.where((np.bincount(rows.of_row) >= demand.count)[rows.of_row])

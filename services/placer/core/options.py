@@ -21,20 +21,20 @@ _HALF: Final = np.uint64(32)
 
 
 class Options(NamedTuple):
-    """At most one option for each node: `count` of its device rows (none without gpu), and how good it is.
+    """At most one option for each node.
 
-    Smallest keys first, the first one counting most, then the tie-break; `by` has a row for each of the total's
-    `parts`.
+    `columns` are so many keys (smallest first, the first one counting most, then the tie-break), the total, its
+    `parts`, a device row for each that is asked for, and, where a deadline may be unproven, whether it is.
     """
 
     node: Ints
-    devices: tuple[Ints, ...]
-    keys: tuple[Array, ...]
-    total: Floats
+    keys: int
     parts: tuple[str, ...]
-    by: tuple[Floats, ...]
-    unproven: Bools | None
-    """None: none is."""
+    columns: tuple[Array, ...]
+
+    @property
+    def first_device(self) -> int:
+        return self.keys + 1 + len(self.parts)
 
 
 def options(rows: Prospects, strategy: Strategy, tie: Tie) -> Options:
@@ -45,15 +45,17 @@ def options(rows: Prospects, strategy: Strategy, tie: Tie) -> Options:
     best = _first_of_each(rows, ranking.keys[ranking.of_nodes :], tie)
     node = rows.of_row[best]
     at = node if ranking.of_nodes else best
-    return Options(
-        node=rows.slots[node],
-        devices=(rows.index[best],) if count else (),
-        keys=tuple([key[node if place < ranking.of_nodes else best] for place, key in enumerate(ranking.keys)]),
-        total=ranking.total[at],
-        parts=tuple(ranking.by),
-        by=tuple([part[at] for part in ranking.by.values()]),
-        unproven=_unproven(rows, best),
-    )
+    columns = [
+        *[key[node] for key in ranking.keys[: ranking.of_nodes]],
+        *[key[best] for key in ranking.keys[ranking.of_nodes :]],
+        ranking.total[at],
+        *[part[at] for part in ranking.by.values()],
+    ]
+    if count:
+        columns.append(rows.index[best])
+    if rows.unproven:
+        columns.append(rows.verdict("unproven")[best])
+    return Options(rows.slots[node], len(ranking.keys), tuple(ranking.by), tuple(columns))
 
 
 class Tie:
@@ -117,25 +119,23 @@ def _sets(rows: Prospects, ranking: Ranking, tie: Tie) -> Options:
     starts = begins(rows.of_row).nonzero()[0]
     chosen = order[starts[:, None] + np.arange(count)]
     split = (preference[chosen[:, 0]] > len(rows)).astype(np.int64)
-    node, unproven = rows.of_row[starts], _unproven(rows, chosen)
+    node = rows.of_row[starts]
 
     def each(values: Array) -> Array:
         """A line for each set, a column for each of its devices."""
         return values[node][:, None] if of_nodes else values[chosen]
 
-    return Options(
-        node=rows.slots[node],
-        devices=tuple(rows.index[chosen].T),
-        keys=(
-            split,
-            *(key[node] for key in ranking.keys[:of_nodes]),
-            *(key[chosen].max(axis=1) for key in ranking.keys[of_nodes:]),
-        ),
-        total=np.round(each(ranking.total).mean(axis=1), 9),
-        parts=tuple(ranking.by),
-        by=tuple(each(part).mean(axis=1) for part in ranking.by.values()),
-        unproven=None if unproven is None else unproven.any(axis=1),
+    columns = (
+        split,
+        *(key[node] for key in ranking.keys[:of_nodes]),
+        *(key[chosen].max(axis=1) for key in ranking.keys[of_nodes:]),
+        np.round(each(ranking.total).mean(axis=1), 9),
+        *(each(part).mean(axis=1) for part in ranking.by.values()),
+        *rows.index[chosen].T,
     )
+    if rows.unproven:
+        columns += (rows.verdict("unproven")[chosen].any(axis=1),)
+    return Options(rows.slots[node], 1 + len(ranking.keys), tuple(ranking.by), columns)
 
 
 def _groups(rows: Prospects, ties: Array) -> tuple[Ints, Array]:
@@ -147,9 +147,3 @@ def _groups(rows: Prospects, ties: Array) -> tuple[Ints, Array]:
     run[order] = new.cumsum() - 1
     return np.bincount(run)[run], np.minimum.reduceat(ties[order], starts)[run]
 
-
-def _unproven(rows: Prospects, chosen: Ints | slice) -> Bools | None:
-    if not rows.count or not rows.ask.demand.task:
-        return None
-    unproven: Bools = rows.verdict("unproven")[chosen]
-    return unproven

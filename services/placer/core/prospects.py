@@ -154,6 +154,11 @@ class Prospects:
         return verdicts.column(column, load)
 
     @property
+    def unproven(self) -> bool:
+        """Whether a deadline may have been admitted on its declaration."""
+        return self._demand.count > 0 and self._demand.task is not None
+
+    @property
     def _nothing(self) -> Floats:
         return np.zeros(len(self))
 

@@ -21,9 +21,12 @@ from shared.admission import Sharing
 from shared.messages import AllExcept
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Ask:
-    """One decision's question. `kept`: what is worked out for it is kept for the next one of its kind."""
+    """One decision's question. `kept`: what is worked out for it is kept for the next one of its kind.
+
+    Not to be changed (frozen ones take several times as long to make, and each decision makes one).
+    """
 
     cluster: Cluster
     demand: Demand
@@ -34,16 +37,16 @@ class Ask:
     slots: tuple[int, ...] | None = None
     """The fixed sizes of nodes that it may go to; None: any node."""
 
-    @cached_property
+    @property
     def kind(self) -> Hashable:
         """Everything that what is said of a row depends on: questions of one kind have the same answers."""
         request, gpu = self.demand.request, self.demand.request.gpu
         wanted = request.candidates
         return (
-            *self.demand.amounts,
+            self.demand.amounts,
             gpu and gpu.models,
             request.realtime,
-            tuple(sorted(request.node_selector.items())),
+            tuple(sorted(request.node_selector.items())) if request.node_selector else (),
             (wanted.all_except, "except") if isinstance(wanted, AllExcept) else wanted,
             needs(request),
             id(self.capabilities),

@@ -12,11 +12,12 @@ import numpy as np
 
 from services.placer.core.columns import Array, Floats, Ints
 from services.placer.core.options import Options, Tie, options
+from services.placer.core.outcome import Assignment
 from services.placer.core.rows import Ask
 from services.placer.core.sieve import Sieve
 from services.placer.core.strategies.base import Strategy
 from services.placer.core.strategies.random_choice import Random
-from shared.messages import Score
+from shared.messages import RunnerUp, Score
 
 _FEW = 500
 """Nodes that are sorted sooner than looked through key by key."""
@@ -35,9 +36,8 @@ class Table:
         self._size = 0
         self._parts: tuple[str, ...] = ()
         self._columns: list[Array] = []
-        """Of each node: the keys, the total, its parts, the device rows, whether it is unproven where it may be. The first
-        key is looked through; so many are `_keys`."""
-        self._keys = 0
+        """Of each node, as in Options. The first is looked through."""
+        self._keys, self._devices = 0, slice(0)
         self._drawn: Tie | None = None
         """Where the strategy is chance: what this decision draws by. The table is the same for all."""
 
@@ -123,41 +123,39 @@ class Table:
         if self._drawn is not None:
             return self._drawn.of_nodes(left)
         if self.sieve.ask.demand.count:
-            return self._tie.of_devices(self._columns[self._first_device][left])
+            return self._tie.of_devices(self._columns[self._devices.start][left])
         return self._tie.of_nodes(left)
 
-    def devices(self, node: int) -> list[int]:
-        """The device rows of a node's option."""
-        if self._drawn is not None:
+    def assignment(self, replica: int, node: int) -> Assignment:
+        """A node's option."""
+        if self._drawn is None:
+            rows = [column.item(node) for column in self._columns[self._devices]]
+        else:
             drawn = options(self.sieve.passing(np.array([node])), self._strategy, self._drawn)
-            return [int(rows[0]) for rows in drawn.devices]
-        first = self._first_device
-        return [int(rows[node]) for rows in self._columns[first : first + self.sieve.ask.demand.count]]
+            rows = [column.item(0) for column in drawn.columns[self._devices]]
+        uuids = [self._cluster.device(row).uuid for row in rows]
+        return Assignment(replica, self._cluster.name(node), tuple(uuids))
 
     def unproven(self, node: int) -> bool:
-        unproven = self._columns[self._first_device + self.sieve.ask.demand.count :]
-        return bool(unproven and unproven[0][node])
-
-    def total(self, node: int) -> float:
-        return round(float(self._columns[self._keys][node]), 6)
+        return any(column.item(node) for column in self._columns[self._devices.stop :])
 
     def score(self, node: int) -> Score:
-        parts = zip(self._parts, self._columns[self._keys + 1 : self._first_device], strict=True)
-        return Score(total=self.total(node), by={name: round(float(part[node]), 6) for name, part in parts})
+        total, *parts = [round(column.item(node), 6) for column in self._columns[self._keys : self._devices.start]]
+        return Score(total=total, by=dict(zip(self._parts, parts, strict=True)))
 
-    @property
-    def _first_device(self) -> int:
-        return self._keys + 1 + len(self._parts)
+    def runner_up(self, node: int | None) -> RunnerUp | None:
+        if node is None:
+            return None
+        return RunnerUp(node=self._cluster.name(node), total=round(self._columns[self._keys].item(node), 6))
 
     def _write(self, fresh: Options) -> None:
-        told = (*fresh.keys, fresh.total, *fresh.by, *fresh.devices)
-        if fresh.unproven is not None:
-            told += (fresh.unproven,)
+        node, columns = fresh.node, fresh.columns
         if not self._columns:
-            self._parts, self._keys = fresh.parts, len(fresh.keys)
-            self._columns = [np.full(self._size, _NONE), *(np.zeros(self._size, each.dtype) for each in told[1:])]
-        for column, values in zip(self._columns, told, strict=True):
-            column[fresh.node] = values
+            self._parts, self._keys = fresh.parts, fresh.keys
+            self._devices = slice(fresh.first_device, fresh.first_device + self.sieve.ask.demand.count)
+            self._columns = [np.full(self._size, _NONE), *(np.zeros(self._size, each.dtype) for each in columns[1:])]
+        for column, values in zip(self._columns, columns, strict=True):
+            column[node] = values
 
     def _grow(self, nodes: int) -> None:
         if nodes <= self._size:
