@@ -62,9 +62,9 @@ COUNTED: Final = slice(0, 9)
 FIRST_ROW, DEVICES, SLOT, MODEL = range(9, 13)
 CAPACITY: Final = slice(13, 16)
 SHARES: Final = slice(16, None)
-"""Where that stands in the column `held` of a node: all that decisions look at, so that they read it at once. COUNTED and
-SHARES change with every reservation, ROOM is what a request needs enough of. `shares` is what is free of each device,
-0 of one that is not healthy, and MOST_FREE the largest of them; there are as many as the largest node has."""
+"""Where that stands in the column `held` of a node: all that decisions look at, so that they read it at once. COUNTED
+and SHARES change with every reservation, ROOM is what a request needs enough of. `shares` is what is free of each
+device, 0 of one that is not healthy, and MOST_FREE the largest of them; there are as many as the largest node has."""
 
 _HELD: Final[dict[str, tuple[str, int | slice]]] = {
     "cpu_free": ("held", CPU_FREE),
@@ -146,6 +146,8 @@ class Cluster:
         """By node: what is kept there, counted as if it were reserved."""
         self._undo: dict[str, tuple[Reservation, ...]] | None = None
         self._order: tuple[Ints, Ints, Ints] | None = None
+        self.names_changes = 0
+        """Counts the changes of which nodes and devices there are: their ranks and hashes hold until then."""
 
     # ------------------------------------------------------------------------------------------ changes
 
@@ -159,7 +161,7 @@ class Cluster:
         if node not in self._slots:
             self._admit(node, max(1, len(facts.devices)))
         elif known is None or [(d.index, d.uuid) for d in known.devices] != [(d.index, d.uuid) for d in facts.devices]:
-            self._order = None
+            self._rename()
         self._facts[node] = facts
         if self._substance.get(node) != (substance := _substance(facts)):
             self._substance[node] = substance
@@ -310,7 +312,7 @@ class Cluster:
         self._rows[node] = rows = self.devices.take(count)
         self.nodes.widen("held", SHARES.start + count)
         self.nodes.write(range(slot, slot + 1), known=True, first_row=rows.start, row_count=count, shares=0)
-        self._order = None
+        self._rename()
 
     def _forget(self, node: str) -> None:
         slot, rows = self._slots.pop(node), self._rows.pop(node)
@@ -321,11 +323,15 @@ class Cluster:
         self._touch(slot, facts=True)
         self.nodes.give_back(range(slot, slot + 1))
         self.devices.give_back(rows)
+        self._rename()
+
+    def _rename(self) -> None:
         self._order = None
+        self.names_changes += 1
 
     def _ordered(self) -> tuple[Ints, Ints, Ints]:
-        """Node rows by name, device rows by number and the node row of each; `rank` is a row's place by names, of a device
-        by the name of its node, its index and uuid.
+        """Node rows by name, device rows by number, and the node row of each of these. `rank` is a row's place by name;
+        devices go by the name of their node, then index and uuid.
         """
         if self._order is None:
             names = sorted(self._slots)

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from services.placer.core.cluster import Cluster, name_hash
-from services.placer.core.columns import Array, Bools, Columns, Floats, Ints
+from services.placer.core.columns import Array, Bools, Columns, Ints
 from services.placer.core.prospects import Prospects
 from services.placer.core.rows import begins
 from services.placer.core.strategies.base import Ranking, Strategy
@@ -71,12 +71,44 @@ class Tie:
     def of_nodes(self, slots: Ints) -> Array:
         return self._of(self._cluster.nodes, slots)
 
-    def _of(self, columns: Columns, rows: Ints) -> Array:
+    def _of(self, columns: Columns, rows: Ints | slice) -> Array:
         if not self._word:
             return columns["rank"][rows]
         mixed = (columns["hash"][rows] ^ self._salt) * _FIBONACCI
         shuffled: Array = mixed ^ (mixed >> _HALF)
         return shuffled
+
+
+class KeptTie(Tie):
+    """The same, worked out for all rows at once: for words that come again and again."""
+
+    def __init__(self, cluster: Cluster, word: str) -> None:
+        super().__init__(cluster, word)
+        self._seen = -1
+        self._devices: Array = np.zeros(0)
+        self._nodes: Array = np.zeros(0)
+
+    @classmethod
+    def of(cls, cluster: Cluster, word: str) -> KeptTie:
+        """The one of this word that all tables share."""
+        found: KeptTie = cluster.memo.get((cls, word), lambda: cls(cluster, word))
+        return found
+
+    def of_devices(self, rows: Ints) -> Array:
+        self._refresh()
+        return self._devices.take(rows)
+
+    def of_nodes(self, slots: Ints) -> Array:
+        self._refresh()
+        return self._nodes.take(slots)
+
+    def _refresh(self) -> None:
+        cluster = self._cluster
+        if self._seen == cluster.names_changes:
+            return
+        cluster.all_slots()  # brings the ranks up to date
+        self._seen, every = cluster.names_changes, slice(None)
+        self._devices, self._nodes = self._of(cluster.devices, every), self._of(cluster.nodes, every)
 
 
 def _first_of_each(rows: Prospects, keys: tuple[Array, ...], tie: Tie) -> Ints | slice:
@@ -146,4 +178,3 @@ def _groups(rows: Prospects, ties: Array) -> tuple[Ints, Array]:
     starts, run = new.nonzero()[0], np.empty(len(order), np.int64)
     run[order] = new.cumsum() - 1
     return np.bincount(run)[run], np.minimum.reduceat(ties[order], starts)[run]
-

@@ -1,4 +1,4 @@
-"""The rows that can take a replica, and what a strategy is told about them, each column worked out when it is asked for."""
+"""The rows that can take a replica and what a strategy is told about them, each column worked out when asked for."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from services.placer.core.columns import Array, Floats, Ints
-from services.placer.core.options import Options, Tie, options
+from services.placer.core.options import KeptTie, Options, Tie, options
 from services.placer.core.outcome import Assignment
 from services.placer.core.rows import Ask
 from services.placer.core.sieve import Sieve
@@ -31,7 +31,7 @@ class Table:
     def __init__(self, sieve: Sieve, strategy: Strategy, tie: str) -> None:
         self.sieve = sieve
         self._strategy, self._cluster = strategy, sieve.ask.cluster
-        self._tie = Tie(self._cluster, tie)
+        self._tie = KeptTie.of(self._cluster, tie)
         self._seen = 0
         self._size = 0
         self._parts: tuple[str, ...] = ()
@@ -67,7 +67,6 @@ class Table:
         """Makes the options of nodes that have changed anew."""
         if self._seen == self._cluster.changes:
             return
-        self._cluster.all_slots()  # brings the ranks up to date
         changed = self._cluster.changed_since(self._seen)
         self._grow(len(self._cluster.nodes))
         if self._columns:

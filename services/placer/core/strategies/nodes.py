@@ -21,7 +21,7 @@ _NOT_THIS: Final = 2.0**40
 """The key of a row that a strategy does not choose on its node: larger than that of any that it chooses."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Nodes:
     """The nodes of the rows in question, one array element each, and of their devices a line each."""
 
@@ -53,7 +53,7 @@ class Nodes:
         return least
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Asked:
     """One replica, as it changes a node; `share_micro` is of each of `count` devices."""
 
