@@ -20,7 +20,7 @@ from services.placer.core.cluster import (
     USED,
     WHOLE_FREE,
 )
-from services.placer.core.columns import Array, Bools, Floats, Ints
+from services.placer.core.columns import Array, Floats, Ints
 from services.placer.core.feasible import Verdicts
 from services.placer.core.rows import Ask
 from services.placer.core.strategies.nodes import Asked, Nodes
@@ -31,21 +31,25 @@ from shared.messages import SHARE_WHOLE_MICRO, Kind
 class Prospects:
     """The Candidates of strategies.base; what each column says stands there.
 
-    `slots` are node rows and `held` their lines; `index` are the rows in question, and `of_row` says which of these
-    nodes each is on.
+    `slots` are node rows and `held` their lines; `index` are the rows in question, `of_row` says which of these nodes
+    each is on, and `tested` has the admission test of each and its kind of load.
     """
 
-    def __init__(self, ask: Ask, slots: Ints, held: Ints, index: Ints, of_row: Ints) -> None:
+    def __init__(  # what was found out about the rows already
+        self,
+        ask: Ask,
+        slots: Ints,
+        held: Ints,
+        index: Ints,
+        of_row: Ints,
+        tested: tuple[Verdicts, Ints] | None = None,
+    ) -> None:
         self.ask, self.slots, self.held, self.index, self.of_row = ask, slots, held, index, of_row
-        self._demand = ask.demand
+        self._demand, self._tested = ask.demand, tested
         self._free: Ints | None = None
-        self._tested: tuple[Verdicts, Ints] | None = None
 
     def __len__(self) -> int:
         return len(self.index)
-
-    def where(self, chosen: Bools) -> Prospects:
-        return Prospects(self.ask, self.slots, self.held, self.index[chosen], self.of_row[chosen])
 
     @property
     def count(self) -> int:
@@ -146,10 +150,8 @@ class Prospects:
         return self.ask.cluster.devices[column].take(self.index)
 
     def verdict(self, column: str) -> Array:
-        """A column of the admission test on each device: `admitted`, `slack` or `unproven`."""
-        if self._tested is None:
-            load = self.of_device("load")
-            self._tested = self.ask.cluster.verdicts(self._demand, load), load
+        """A column of the admission test on each device: `slack` or `unproven`."""
+        assert self._tested is not None, "a request for devices"
         verdicts, load = self._tested
         return verdicts.column(column, load)
 
