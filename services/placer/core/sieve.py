@@ -35,11 +35,12 @@ class Sieve:
         """For each row the filter among those of facts that ruled it out, or -1; and up to which change."""
         self._settled_seen = 0
         self._open: Bools = np.zeros(0, np.bool_)
-        """The nodes of which such filters left a row, and whether on some of them they left out others."""
+        """The nodes of which such filters left a row."""
         self._partly = False
+        """Whether they ruled out devices of such nodes that are well: of others nothing is free."""
         self._needs = _needs(ask.demand)
         self._first: Array = np.zeros(0, np.int8)
-        """The same for all filters."""
+        """As `_settled`, for all filters."""
         self._first_seen = 0
         self._empty: dict[int, tuple[int, Ints]] = {}
 
@@ -116,7 +117,8 @@ class Sieve:
         self._settled[rows.index] = first = sift(rows, self._by_facts).first
         self._open[told] = False
         self._open[rows.node[first < 0]] = True
-        self._partly |= bool((self._open[rows.node] & (first >= 0)).any())
+        if self.ask.demand.count:
+            self._partly |= bool((self._open[rows.node] & rows.of_device("healthy") & (first >= 0)).any())
         self._settled_seen = cluster.facts_changes
 
     def _grow(self) -> None:
