@@ -60,7 +60,8 @@ class Sieve:
         slots, held = slots[room], held[room]
         if not demand.count:
             return Prospects(ask, slots, held, slots, np.arange(len(slots)))
-        of_row, place = (held[:, SHARES] >= demand.share_micro).nonzero()
+        enough = held[:, SHARES] >= demand.share_micro
+        of_row, place = np.divmod(enough.ravel().nonzero()[0], enough.shape[1])  # sooner than `nonzero` of a matrix
         index = held[:, FIRST_ROW].take(of_row) + place
         if self._partly:
             well = self._settled.take(index) < 0

@@ -111,9 +111,10 @@ class Table:
         """Of many nodes two or more that come before all others, without sorting."""
         for key in (*keys, None):
             values = self._ties(left) if key is None else key[left]
-            least, second = np.partition(values, 1)[:2]
-            left = left[values <= second]
-            if least < second or len(left) <= _FEW:
+            ordered = values.copy()
+            ordered.partition(1)
+            left = left[values <= ordered[1]]
+            if ordered[0] < ordered[1] or len(left) <= _FEW:
                 break
         return left
 

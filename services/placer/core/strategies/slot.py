@@ -45,4 +45,4 @@ class Slot:
             order[rows.slot == size] = place
         used, capacity = rows.used_after[:, -1], rows.capacity[:, -1]
         total = np.round(np.minimum(used, capacity) / np.maximum(capacity, 1), 9)
-        return Ranking((order, -total, rows.share_after), total, {rows.resources[-1]: total}, of_nodes=2)
+        return Ranking((2 * order - total, rows.share_after), total, {rows.resources[-1]: total}, of_nodes=1)
