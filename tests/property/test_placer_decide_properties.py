@@ -14,7 +14,6 @@ from services.placer.core.filters import DEVICE_FILTERS, NODE_FILTERS, sift
 from services.placer.core.outcome import Fits, Never, NotNow
 from services.placer.core.pipeline import decide, fits_more
 from services.placer.core.planners.defrag import apply
-from services.placer.core.prospects import Prospects
 from services.placer.core.question import Question
 from services.placer.core.rows import Ask
 from services.placer.core.sieve import Sieve
@@ -114,11 +113,11 @@ def test_keeping_in_step_gives_what_starting_afresh_gives(draw: Draw) -> None:
 @given(draws)
 def test_scores_are_finite_and_from_0_to_1(draw: Draw) -> None:
     made, asked = draw.cluster(), draw.request()
-    passing = sift(ask_of(made, asked).everywhere()).passing
+    passing = Sieve(ask_of(made, asked)).passing(made.all_slots())
     for strategy in STRATEGIES.values():
-        ranking = strategy.rank(Prospects(passing))
+        ranking = strategy.rank(passing)
         for values in (ranking.total, *ranking.by.values()):
-            assert len(passing) == len(values)
+            assert len(passing.slots if ranking.of_nodes else passing) == len(values)
             assert np.isfinite(values).all()
             assert ((values >= 0) & (values <= 1)).all()
 

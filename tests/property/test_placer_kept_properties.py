@@ -66,6 +66,7 @@ def test_a_decision_is_the_same_as_one_that_remembers_nothing(draw: Draw) -> Non
 def left_over(made: Cluster) -> dict[str, list[object]]:
     """What is counted of nodes and devices, in the order of their names."""
     slots, rows = made.all_slots(), made.all_rows()
+    rows = rows[made.devices["rank"][rows].argsort()]
     rows = rows[made.devices["is_device"][rows]]
     of_nodes = ("cpu_free", "memory_free", "share_free", "whole_free", "devices", "used", "capacity", "rank")
     of_devices = ("share_free", "memory_free", "promised", "risk", "healthy")

@@ -39,6 +39,6 @@ def test_each_node_has_the_same_option_among_many_rows_as_alone() -> None:
     ask, tie = Ask(made, Demand.of(asked), ALL_CAN_ALL), Tie(made, "word")
     for strategy in STRATEGIES.values():
         together = options(Sieve(ask).passing(made.all_slots()), strategy, tie)
-        found = dict(zip(together.node.tolist(), together.devices[:, 0].tolist(), strict=True))
+        found = dict(zip(together.node.tolist(), together.columns[together.first_device].tolist(), strict=True))
         alone = [options(Sieve(ask).passing(np.array([slot])), strategy, tie) for slot in made.all_slots()]
-        assert {int(each.node[0]): int(each.devices[0, 0]) for each in alone} == found
+        assert {int(each.node[0]): int(each.columns[each.first_device][0]) for each in alone} == found

@@ -53,7 +53,7 @@ def needs(request: PlaceRequest) -> tuple[bool, ...]:
         request.image is not None,
         bool(request.volumes),
         bool(request.ports),
-        any(isinstance(value, Secret) for value in request.env.values()),
+        bool(request.env) and any(isinstance(value, Secret) for value in request.env.values()),
         request.user is not None,
         bool(request.shm_mib),
     )

@@ -45,33 +45,39 @@ _LOGGED: Final = 4096
 
 _NODE_COLUMNS: Final[dict[str, Any]] = {
     "known": np.bool_,
-    "first_row": np.int64,
     "row_count": np.int64,
     "changed": np.int64,
     "facts_changed": np.int64,
     "state": np.int8,
     "cpu_capacity": np.int64,
     "memory_capacity": np.int64,
-    "capacity": (np.int64, (3,)),
-    "devices": np.int64,
-    "slot": np.int64,
-    "held": (np.int64, (16,)),
+    "held": (np.int64, (24,)),
     "rank": np.int64,
     "hash": np.uint64,
 }
-CPU_FREE, MEMORY_FREE, SHARE_FREE, WHOLE_FREE, CLASSES = range(5)
-USED: Final = slice(5, 8)
-SHARES: Final = slice(8, None)
-"""Where that stands in the column `held` of a node: all that changes with every reservation, read and written together.
-`shares` is what is free of each device, 0 of one that is not healthy; there are as many as the largest node has."""
+CPU_FREE, MEMORY_FREE, MOST_FREE, WHOLE_FREE, SHARE_FREE, CLASSES = range(6)
+ROOM: Final = slice(0, 4)
+USED: Final = slice(6, 9)
+COUNTED: Final = slice(0, 9)
+FIRST_ROW, DEVICES, SLOT, MODEL = range(9, 13)
+CAPACITY: Final = slice(13, 16)
+SHARES: Final = slice(16, None)
+"""Where that stands in the column `held` of a node: all that decisions look at, so that they read it at once. COUNTED
+and SHARES change with every reservation, ROOM is what a request needs enough of. `shares` is what is free of each
+device, 0 of one that is not healthy, and MOST_FREE the largest of them; there are as many as the largest node has."""
 
 _HELD: Final[dict[str, tuple[str, int | slice]]] = {
     "cpu_free": ("held", CPU_FREE),
     "memory_free": ("held", MEMORY_FREE),
-    "share_free": ("held", SHARE_FREE),
     "whole_free": ("held", WHOLE_FREE),
+    "share_free": ("held", SHARE_FREE),
     "classes": ("held", CLASSES),
     "used": ("held", USED),
+    "first_row": ("held", FIRST_ROW),
+    "devices": ("held", DEVICES),
+    "slot": ("held", SLOT),
+    "model": ("held", MODEL),
+    "capacity": ("held", CAPACITY),
     "shares": ("held", SHARES),
 }
 _DEVICE_COLUMNS: Final[dict[str, Any]] = {
@@ -109,6 +115,8 @@ class Cluster:
         self.loads: dict[int, Load] = {}
         self.codes: dict[object, int] = {}
         """Models, groups and ways of sharing as numbers. Never shrinks: there are few."""
+        self.things: list[object] = []
+        """By their numbers."""
         self._sharings: dict[int, Sharing] = {}
         self.kinds: list[Load] = []
         """The kinds of load by their numbers."""
@@ -138,6 +146,8 @@ class Cluster:
         """By node: what is kept there, counted as if it were reserved."""
         self._undo: dict[str, tuple[Reservation, ...]] | None = None
         self._order: tuple[Ints, Ints, Ints] | None = None
+        self.names_changes = 0
+        """Counts the changes of which nodes and devices there are: their ranks and hashes hold until then."""
 
     # ------------------------------------------------------------------------------------------ changes
 
@@ -151,7 +161,7 @@ class Cluster:
         if node not in self._slots:
             self._admit(node, max(1, len(facts.devices)))
         elif known is None or [(d.index, d.uuid) for d in known.devices] != [(d.index, d.uuid) for d in facts.devices]:
-            self._order = None
+            self._rename()
         self._facts[node] = facts
         if self._substance.get(node) != (substance := _substance(facts)):
             self._substance[node] = substance
@@ -272,7 +282,7 @@ class Cluster:
         return found
 
     def all_rows(self) -> Ints:
-        """All device rows, by node name, device index and uuid."""
+        """All device rows, in the order of their numbers."""
         return self._ordered()[1]
 
     def nodes_of_all_rows(self) -> Ints:
@@ -302,7 +312,7 @@ class Cluster:
         self._rows[node] = rows = self.devices.take(count)
         self.nodes.widen("held", SHARES.start + count)
         self.nodes.write(range(slot, slot + 1), known=True, first_row=rows.start, row_count=count, shares=0)
-        self._order = None
+        self._rename()
 
     def _forget(self, node: str) -> None:
         slot, rows = self._slots.pop(node), self._rows.pop(node)
@@ -313,17 +323,24 @@ class Cluster:
         self._touch(slot, facts=True)
         self.nodes.give_back(range(slot, slot + 1))
         self.devices.give_back(rows)
+        self._rename()
+
+    def _rename(self) -> None:
         self._order = None
+        self.names_changes += 1
 
     def _ordered(self) -> tuple[Ints, Ints, Ints]:
-        """Node and device rows in the order of their names; `rank` is a row's place in it."""
+        """Node rows by name, device rows by number, and the node row of each of these. `rank` is a row's place by name;
+        devices go by the name of their node, then index and uuid.
+        """
         if self._order is None:
             names = sorted(self._slots)
             slots = np.array([self._slots[name] for name in names], np.int64)
             rows = np.array([row for name in names for row in self._by_index(name)], np.int64)
             self.nodes["rank"][slots] = np.arange(len(slots))
             self.devices["rank"][rows] = np.arange(len(rows))
-            self._order = slots, rows, slots.repeat(self.nodes["row_count"][slots])
+            rows.sort()
+            self._order = slots, rows, self.devices["node"][rows]
         return self._order
 
     def _by_index(self, node: str) -> list[int]:
@@ -331,7 +348,10 @@ class Cluster:
         return [row for _, _, row in sorted((d.index, d.uuid, row) for d, row in found)] or list(self._rows[node])
 
     def _code(self, thing: object) -> int:
-        return self.codes.setdefault(thing, len(self.codes))
+        code = self.codes.setdefault(thing, len(self.codes))
+        if code == len(self.things):
+            self.things.append(thing)
+        return code
 
     def _sharing(self, device: DeviceFacts) -> int:
         code = self._code(sharing := sharing_of(device))
@@ -349,6 +369,7 @@ class Cluster:
             devices=(healthy := sum(d.healthy for d in devices)),
             capacity=[facts.cpu_milli, facts.memory_mib, healthy * SHARE_WHOLE_MICRO],
             slot=_slot(facts),
+            model=self._code(("model", devices[0].model)) if devices else 0,
             hash=name_hash(node),
         )
         self.devices.write(rows, node=slot, is_device=bool(devices), hash=name_hash(node))
@@ -403,11 +424,12 @@ class Cluster:
         for place in places:
             self._write_device(start + place, account.devices[place])
             held[slot, SHARES.start + place] = account.shares_free[place]
-        held[slot, : SHARES.start] = (
+        held[slot, COUNTED] = (
             UNKNOWN if cpu is None else cpu,
             UNKNOWN if memory is None else memory,
-            account.share_free,
+            max(account.shares_free, default=0),
             account.whole_free,
+            account.share_free,
             account.classes,
             0 if cpu is None else facts.cpu_milli - cpu,
             0 if memory is None else facts.memory_mib - memory,

@@ -13,9 +13,12 @@ from shared.units import UnitError, share_micro
 NEWCOMER = "this request"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Demand:
-    """Share in millionths and memory in MiB are of each of `count` devices; count 0 sees no device at all."""
+    """Share in millionths and memory in MiB are of each of `count` devices; count 0 sees no device at all.
+
+    Not to be changed (frozen ones take several times as long to make, and each decision makes one).
+    """
 
     request: PlaceRequest
     count: int
@@ -28,14 +31,9 @@ class Demand:
     def of(cls, request: PlaceRequest) -> Demand:
         """Raises FieldError for a share that is no millionth of a device."""
         gpu = request.gpu
-        return cls(
-            request=request,
-            count=gpu.count if gpu else 0,
-            share_micro=_share(gpu.share) if gpu else 0,
-            device_memory_mib=gpu.memory_mib if gpu else 0,
-            cpu_milli=request.cpu_milli,
-            memory_mib=request.memory_mib,
-        )
+        if gpu is None:
+            return cls(request, 0, 0, 0, request.cpu_milli, request.memory_mib)
+        return cls(request, gpu.count, _share(gpu.share), gpu.memory_mib, request.cpu_milli, request.memory_mib)
 
     @property
     def amounts(self) -> tuple[int, int, int, int, int]:

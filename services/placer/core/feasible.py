@@ -63,7 +63,7 @@ class Verdicts:
         if (more := len(loads) - len(self._table)) > 0:
             self._table.take(more)
         known = self._table["known"][numbers]
-        if known.all():
+        if np.count_nonzero(known) == len(known):
             return
         missing = np.unique(numbers[~known])
         if len(missing) > _FEW:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -69,14 +68,13 @@ class Sifted:
 
     def reasons(self) -> tuple[Reason, ...]:
         """Why the others were passed over, nearest to fitting first; the counts add up to the rows lost."""
-        together = self.rows.where(self.first.argsort(kind="stable"))
-        ends = np.bincount(self.first + 1).cumsum().tolist()
-        lost = [together.where(slice(start, end)) for start, end in pairwise(ends)]
-        numbered = reversed(list(zip(self.filters, lost, strict=False)))
-        return tuple(self._reason(one, rows) for one, rows in numbered if len(rows))
-
-    def _reason(self, one: Filter, lost: Rows) -> Reason:
-        return Reason(code=one.code, count=len(lost), message=one.says(lost))
+        found = []
+        for number in reversed(range(len(self.filters))):
+            lost = self.first == number
+            if count := int(np.count_nonzero(lost)):
+                one, rows = self.filters[number], self.rows.where(lost.nonzero()[0])
+                found.append(Reason(code=one.code, count=count, message=one.says(rows)))
+        return tuple(found)
 
 
 def filters_of(rows: Rows) -> Sequence[Filter]:
@@ -96,15 +94,6 @@ def sift(rows: Rows, filters: Sequence[Filter] | None = None) -> Sifted:
             place = place[~bad]
             left = rows.where(place)
     return Sifted(rows, first, filters)
-
-
-def passing(rows: Rows) -> Rows:
-    """Those of rows with room that pass, without a word about the others: the same as `sift`, in less time."""
-    for fails in _BESIDE_ROOM:
-        bad = fails(rows) if len(rows) else None
-        if bad is not None and bad.any():
-            rows = rows.where(~bad)
-    return rows
 
 
 # ---------------------------------------------------------------------------------- the node as a whole
@@ -187,16 +176,16 @@ def _unknown_use(rows: Rows) -> Bools:
 
 def _says_cpu(column: str, word: str) -> Callable[[Rows], str]:
     def says(rows: Rows) -> str:
-        best, need = rows.best(values := rows.of_node(column)), rows.ask.demand.cpu_milli
-        return f"needs {need} milli CPU on one node, {word} is {values[best]} ({rows.node_name(best)})"
+        most, node = rows.best_node(column)
+        return f"needs {rows.ask.demand.cpu_milli} milli CPU on one node, {word} is {most} ({node})"
 
     return says
 
 
 def _says_memory(column: str, word: str) -> Callable[[Rows], str]:
     def says(rows: Rows) -> str:
-        best, need = rows.best(values := rows.of_node(column)), format_mib(rows.ask.demand.memory_mib)
-        return f"needs {need} on one node, {word} is {format_mib(int(values[best]))} ({rows.node_name(best)})"
+        most, node = rows.best_node(column)
+        return f"needs {format_mib(rows.ask.demand.memory_mib)} on one node, {word} is {format_mib(most)} ({node})"
 
     return says
 
@@ -210,8 +199,8 @@ def _other_model(rows: Rows) -> Bools | None:
 
 def _says_model(rows: Rows) -> str:
     gpu, cluster = rows.ask.demand.request.gpu, rows.ask.cluster
-    names = {number: str(code[1]) for code, number in cluster.codes.items() if isinstance(code, tuple)}
-    there = sorted(names[number] for number in np.flatnonzero(np.bincount(rows.of_device("model"))).tolist())
+    things = [cluster.things[number] for number in np.flatnonzero(np.bincount(rows.of_device("model"))).tolist()]
+    there = sorted(str(thing[1]) for thing in things if isinstance(thing, tuple))
     return f"needs {' or '.join((gpu and gpu.models) or ())}, these are {', '.join(there[:5])}"
 
 
@@ -306,12 +295,6 @@ def _breaks(rows: Rows) -> Bools | None:
     return late if late.any() else None
 
 
-def _refused(rows: Rows) -> Bools:
-    """Either of the two."""
-    refused: Bools = ~rows.verdict("admitted")
-    return refused
-
-
 def _says_late(rows: Rows) -> str:
     place = _nearest(rows, rows.verdict("slack"))
     return f"{explained(rows.ask.demand, rows.ask.cluster.loads[int(rows.index[place])])} ({rows.label(place)})"
@@ -353,8 +336,9 @@ def _unhealthy(rows: Rows) -> Bools:
 
 
 def _says_unhealthy(rows: Rows) -> str:
-    why = rows.ask.cluster.device(int(rows.index[0])).reason
-    first = f"not healthy: {rows.label(0)}{f' ({why})' if why else ''}"
+    place = rows.best(np.zeros(len(rows)))
+    why = rows.ask.cluster.device(int(rows.index[place])).reason
+    first = f"not healthy: {rows.label(place)}{f' ({why})' if why else ''}"
     return f"{first} and {len(rows) - 1} more" if len(rows) > 1 else first
 
 
@@ -398,9 +382,6 @@ _NODE_NOW: Final = (
 )
 
 NODE_FILTERS: Final = (*_NODE_NEVER, *_NODE_EXCLUDED, _UNKNOWN_USE, *_NODE_NOW)
-
-_BESIDE_ROOM: Final = (_memory_small("memory_free"), _refused, _few)
-"""What else can rule out devices that have the share, on nodes that have the CPU and the memory."""
 
 DEVICE_FILTERS: Final = (
     *_NODE_NEVER,

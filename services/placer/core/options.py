@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from services.placer.core.cluster import Cluster, name_hash
-from services.placer.core.columns import Array, Bools, Columns, Floats, Ints
+from services.placer.core.columns import Array, Bools, Columns, Ints
 from services.placer.core.prospects import Prospects
-from services.placer.core.rows import Rows, begins
+from services.placer.core.rows import begins
 from services.placer.core.strategies.base import Ranking, Strategy
 
 _FEW: Final = 500
@@ -21,37 +21,41 @@ _HALF: Final = np.uint64(32)
 
 
 class Options(NamedTuple):
-    """At most one option for each node: `count` of its device rows (none without gpu), and how good it is.
+    """At most one option for each node.
 
-    Smallest keys first, the first one counting most, then the tie-break; `by` has a row for each of the total's
-    `parts`.
+    `columns` are so many keys (smallest first, the first one counting most, then the tie-break), the total, its
+    `parts`, a device row for each that is asked for, and, where a deadline may be unproven, whether it is.
     """
 
     node: Ints
-    devices: Ints
-    keys: tuple[Array, ...]
-    total: Floats
+    keys: int
     parts: tuple[str, ...]
-    by: tuple[Floats, ...]
-    unproven: Bools
+    columns: tuple[Array, ...]
+
+    @property
+    def first_device(self) -> int:
+        return self.keys + 1 + len(self.parts)
 
 
-def options(rows: Rows, strategy: Strategy, tie: Tie) -> Options:
+def options(rows: Prospects, strategy: Strategy, tie: Tie) -> Options:
     """Of rows that all can take the demand, node by node."""
-    ranking, count = strategy.rank(Prospects(rows)), rows.ask.demand.count
+    ranking, count = strategy.rank(rows), rows.count
     if count > 1:
         return _sets(rows, ranking, tie)
-    best = _first_of_each(rows, ranking.keys, tie)
-    chosen = rows if isinstance(best, slice) else rows.where(best)
-    return Options(
-        node=chosen.node,
-        devices=chosen.index[:, None] if count else np.zeros((len(chosen), 0), np.int64),
-        keys=tuple(key[best] for key in ranking.keys),
-        total=ranking.total[best],
-        parts=tuple(ranking.by),
-        by=tuple(part[best] for part in ranking.by.values()),
-        unproven=_unproven(chosen),
-    )
+    best = _first_of_each(rows, ranking.keys[ranking.of_nodes :], tie)
+    node = rows.of_row[best]
+    at = node if ranking.of_nodes else best
+    columns = [
+        *[key[node] for key in ranking.keys[: ranking.of_nodes]],
+        *[key[best] for key in ranking.keys[ranking.of_nodes :]],
+        ranking.total[at],
+        *[part[at] for part in ranking.by.values()],
+    ]
+    if count:
+        columns.append(rows.index[best])
+    if rows.unproven:
+        columns.append(rows.verdict("unproven")[best])
+    return Options(rows.slots[node], len(ranking.keys), tuple(ranking.by), tuple(columns))
 
 
 class Tie:
@@ -67,7 +71,7 @@ class Tie:
     def of_nodes(self, slots: Ints) -> Array:
         return self._of(self._cluster.nodes, slots)
 
-    def _of(self, columns: Columns, rows: Ints) -> Array:
+    def _of(self, columns: Columns, rows: Ints | slice) -> Array:
         if not self._word:
             return columns["rank"][rows]
         mixed = (columns["hash"][rows] ^ self._salt) * _FIBONACCI
@@ -75,19 +79,50 @@ class Tie:
         return shuffled
 
 
-def _first_of_each(rows: Rows, keys: tuple[Array, ...], tie: Tie) -> Ints | slice:
+class KeptTie(Tie):
+    """The same, worked out for all rows at once: for words that come again and again."""
+
+    def __init__(self, cluster: Cluster, word: str) -> None:
+        super().__init__(cluster, word)
+        self._seen = -1
+        self._devices: Array = np.zeros(0)
+        self._nodes: Array = np.zeros(0)
+
+    @classmethod
+    def of(cls, cluster: Cluster, word: str) -> KeptTie:
+        """The one of this word that all tables share."""
+        found: KeptTie = cluster.memo.get((cls, word), lambda: cls(cluster, word))
+        return found
+
+    def of_devices(self, rows: Ints) -> Array:
+        self._refresh()
+        return self._devices.take(rows)
+
+    def of_nodes(self, slots: Ints) -> Array:
+        self._refresh()
+        return self._nodes.take(slots)
+
+    def _refresh(self) -> None:
+        cluster = self._cluster
+        if self._seen == cluster.names_changes:
+            return
+        cluster.all_slots()  # brings the ranks up to date
+        self._seen, every = cluster.names_changes, slice(None)
+        self._devices, self._nodes = self._of(cluster.devices, every), self._of(cluster.nodes, every)
+
+
+def _first_of_each(rows: Prospects, keys: tuple[Array, ...], tie: Tie) -> Ints | slice:
     """The place of the smallest keys on each node; all places where each node has one row."""
-    starts = rows.begins().nonzero()[0]
+    starts = begins(rows.of_row).nonzero()[0]
     if len(starts) == len(rows):
         return slice(None)
     if len(rows) > _FEW:
         return _narrowed(rows, keys, tie, starts)
-    order = np.lexsort((tie.of_devices(rows.index), *reversed(keys), rows.node))
-    first: Ints = order[begins(rows.node[order])]
+    first: Ints = np.lexsort((tie.of_devices(rows.index), *reversed(keys), rows.of_row))[starts]
     return first
 
 
-def _narrowed(rows: Rows, keys: tuple[Array, ...], tie: Tie, starts: Ints) -> Ints:
+def _narrowed(rows: Prospects, keys: tuple[Array, ...], tie: Tie, starts: Ints) -> Ints:
     """The same for many rows, of which few are left after a key or two: no sorting."""
     run = np.arange(len(starts)).repeat(np.diff(starts, append=len(rows)))
     left: Bools | None = None
@@ -104,34 +139,42 @@ def _narrowed(rows: Rows, keys: tuple[Array, ...], tie: Tie, starts: Ints) -> In
     return places
 
 
-def _sets(rows: Rows, ranking: Ranking, tie: Tie) -> Options:
+def _sets(rows: Prospects, ranking: Ranking, tie: Tie) -> Options:
     """One option per node: its best devices, of one group where one has enough, and the smallest such group.
 
     A set has the worst of its devices' keys and the mean of their totals; one within a group comes first.
     """
-    count, ties = rows.ask.demand.count, tie.of_devices(rows.index)
-    groups = rows.node * len(rows.ask.cluster.codes) + rows.of_device("group")
-    _, which, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    size, first = sizes[which], np.full(len(sizes), ties.max(initial=0), ties.dtype)
-    np.minimum.at(first, which, ties)
+    count, of_nodes, ties = rows.count, ranking.of_nodes, tie.of_devices(rows.index)
+    size, first = _groups(rows, ties)
     preference = np.where(size >= count, size, 2 * len(rows) - size)
-    order = np.lexsort((ties, *reversed(ranking.keys), first[which], preference, rows.node))
-    starts = begins(rows.node[order]).nonzero()[0]
+    order = np.lexsort((ties, *reversed(ranking.keys[of_nodes:]), first, preference, rows.of_row))
+    starts = begins(rows.of_row).nonzero()[0]
     chosen = order[starts[:, None] + np.arange(count)]
     split = (preference[chosen[:, 0]] > len(rows)).astype(np.int64)
-    return Options(
-        node=rows.node[chosen[:, 0]],
-        devices=rows.index[chosen],
-        keys=(split, *(key[chosen].max(axis=1) for key in ranking.keys)),
-        total=np.round(ranking.total[chosen].mean(axis=1), 9),
-        parts=tuple(ranking.by),
-        by=tuple(part[chosen].mean(axis=1) for part in ranking.by.values()),
-        unproven=_unproven(rows)[chosen].any(axis=1),
+    node = rows.of_row[starts]
+
+    def each(values: Array) -> Array:
+        """A line for each set, a column for each of its devices."""
+        return values[node][:, None] if of_nodes else values[chosen]
+
+    columns = (
+        split,
+        *(key[node] for key in ranking.keys[:of_nodes]),
+        *(key[chosen].max(axis=1) for key in ranking.keys[of_nodes:]),
+        np.round(each(ranking.total).mean(axis=1), 9),
+        *(each(part).mean(axis=1) for part in ranking.by.values()),
+        *rows.index[chosen].T,
     )
+    if rows.unproven:
+        columns += (rows.verdict("unproven")[chosen].any(axis=1),)
+    return Options(rows.slots[node], 1 + len(ranking.keys), tuple(ranking.by), columns)
 
 
-def _unproven(rows: Rows) -> Bools:
-    if not rows.ask.demand.count or not rows.ask.demand.task:
-        return np.zeros(len(rows), np.bool_)
-    unproven: Bools = rows.verdict("unproven")
-    return unproven
+def _groups(rows: Prospects, ties: Array) -> tuple[Ints, Array]:
+    """For each row, how many there are of its node and group, and the tie-break of the first of them."""
+    group = rows.of_row * len(rows.ask.cluster.codes) + rows.of_device("group")
+    order = group.argsort(kind="stable")
+    new = begins(group[order])
+    starts, run = new.nonzero()[0], np.empty(len(order), np.int64)
+    run[order] = new.cumsum() - 1
+    return np.bincount(run)[run], np.minimum.reduceat(ties[order], starts)[run]

@@ -57,7 +57,7 @@ def decide(  # noqa: PLR0913  # what a decision depends on, all of it by name
         strategies=strategies,
     )
     plan = question.plan()
-    if plan.complete and plan.nodes <= MAX_GANG_NODES:
+    if plan.complete and not plan.wide:
         return Fits(plan.assignments, plan.score, plan.runner_up, plan.unproven)
     would_fit_if = tuple(change.text for change in changes(question, plan)) if advise else ()
     ever = _ever(question)

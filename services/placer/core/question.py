@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 
 from services.placer.core.capabilities import Capabilities
 from services.placer.core.cluster import Cluster
 from services.placer.core.demand import Demand
-from services.placer.core.outcome import MAX_GANG_NODES, Assignment
+from services.placer.core.outcome import Assignment
 from services.placer.core.planners.gang import Plan, Wish, plan
 from services.placer.core.rows import Ask
 from services.placer.core.strategies import STRATEGIES, Strategy, slots_of
@@ -33,9 +32,10 @@ def nobody(_: Reservation) -> Tenant | None:
     return None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Question:
-    """`replicas` are to be placed, `others` of the same request have their places already.
+    """`replicas` are to be placed, `others` of the same request have their places already. Not to be changed: `replace`
+    makes another one (frozen ones take several times as long to make, and each decision makes one).
 
     `tenants` and their `strategies` are for plans that move somebody.
     """
@@ -53,18 +53,17 @@ class Question:
     tenants: Tenants = nobody
     strategies: Mapping[str, Strategy] = field(default_factory=lambda: STRATEGIES)
 
-    @cached_property
-    def ask(self) -> Ask:
+    def __post_init__(self) -> None:
         demand = Demand.of(self.request)
         slots = slots_of(self.strategy, demand.count)
-        return Ask(self.cluster, demand, self.capabilities, self.set_aside, self.kept, slots)
+        self.ask = Ask(self.cluster, demand, self.capabilities, self.set_aside, self.kept, slots)
 
     def plan(self) -> Plan:
         """A plan over more nodes than one placement may touch is made again, on as few as possible."""
         wish = Wish(self.strategy, self.replicas, self.request.spread_over, self.tie, self.others)
         first = plan(self.ask, wish)
-        return first if first.nodes <= MAX_GANG_NODES else plan(self.ask, replace(wish, spread_over="pack"))
+        return plan(self.ask, wish._replace(spread_over="pack")) if first.wide else first
 
     def fits(self) -> bool:
         found = self.plan()
-        return found.complete and found.nodes <= MAX_GANG_NODES
+        return found.complete and not found.wide

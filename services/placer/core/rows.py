@@ -21,9 +21,12 @@ from shared.admission import Sharing
 from shared.messages import AllExcept
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Ask:
-    """One decision's question. `kept`: what is worked out for it is kept for the next one of its kind."""
+    """One decision's question. `kept`: what is worked out for it is kept for the next one of its kind.
+
+    Not to be changed (frozen ones take several times as long to make, and each decision makes one).
+    """
 
     cluster: Cluster
     demand: Demand
@@ -34,16 +37,16 @@ class Ask:
     slots: tuple[int, ...] | None = None
     """The fixed sizes of nodes that it may go to; None: any node."""
 
-    @cached_property
+    @property
     def kind(self) -> Hashable:
         """Everything that what is said of a row depends on: questions of one kind have the same answers."""
         request, gpu = self.demand.request, self.demand.request.gpu
         wanted = request.candidates
         return (
-            *self.demand.amounts,
+            self.demand.amounts,
             gpu and gpu.models,
             request.realtime,
-            tuple(sorted(request.node_selector.items())),
+            tuple(sorted(request.node_selector.items())) if request.node_selector else (),
             (wanted.all_except, "except") if isinstance(wanted, AllExcept) else wanted,
             needs(request),
             id(self.capabilities),
@@ -52,7 +55,7 @@ class Ask:
         )
 
     def everywhere(self) -> Rows:
-        """All rows in the order of names: nodes for a request without gpu, else devices."""
+        """All rows: nodes for a request without gpu, else devices. The devices of a node stand together."""
         if self.demand.count:
             return Rows(self, self.cluster.all_rows(), self.cluster.nodes_of_all_rows())
         return Rows(self, self.cluster.all_slots())
@@ -105,22 +108,16 @@ def begins(node: Ints) -> Bools:
 class Rows:
     """Some rows under question; every column of theirs is an array of their length."""
 
-    def __init__(self, ask: Ask, index: Ints, node: Ints | None = None, held: Ints | None = None) -> None:
-        """`node`, `held`: the node row of each and what that holds, where they are known already."""
-        self.ask, self.index, self._node, self._held = ask, index, node, held
+    def __init__(self, ask: Ask, index: Ints, node: Ints | None = None) -> None:
+        """`node`: the node row of each, where it is known already."""
+        self.ask, self.index, self._node = ask, index, node
         self._tested: tuple[Verdicts, Ints] | None = None
 
     def __len__(self) -> int:
         return len(self.index)
 
     def where(self, chosen: Bools | Ints | slice) -> Rows:
-        node, held = self._node, self._held
-        return Rows(
-            self.ask,
-            self.index[chosen],
-            None if node is None else node[chosen],
-            None if held is None else held[chosen],
-        )
+        return Rows(self.ask, self.index[chosen], None if self._node is None else self._node[chosen])
 
     @property
     def node(self) -> Ints:
@@ -128,13 +125,6 @@ class Rows:
         if self._node is None:
             self._node = self.ask.cluster.devices["node"][self.index] if self.ask.demand.count else self.index
         return self._node
-
-    @property
-    def held(self) -> Ints:
-        """The line `held` of the node of each."""
-        if self._held is None:
-            self._held = self.ask.cluster.nodes["held"].take(self.node, axis=0)
-        return self._held
 
     @cached_property
     def slots(self) -> Ints:
@@ -204,6 +194,12 @@ class Rows:
         equals = (values == values.max()).nonzero()[0]
         columns = self.ask.cluster.devices if self.ask.demand.count else self.ask.cluster.nodes
         return int(equals[columns["rank"][self.index[equals]].argmin()])
+
+    def best_node(self, column: str) -> tuple[int, str]:
+        """The largest value of a column of their nodes, and the first node by name that has it."""
+        nodes, slots = self.ask.cluster.nodes, self.slots
+        equals = slots[(values := nodes[column][slots]) == (most := values.max())]
+        return int(most), self.ask.cluster.name(int(equals[nodes["rank"][equals].argmin()]))
 
     def node_name(self, place: int) -> str:
         return self.ask.cluster.name(int(self.node[place]))

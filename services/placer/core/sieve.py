@@ -6,13 +6,21 @@ others, of the rows that are left. Why a row was passed over is worked out only 
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
-from services.placer.core.cluster import CPU_FREE, MEMORY_FREE, SHARES, UNKNOWN
+from services.placer.core.cluster import FIRST_ROW, ROOM, SHARES, UNKNOWN
 from services.placer.core.columns import Array, Bools, Ints
-from services.placer.core.filters import DEVICE_FILTERS, NODE_FILTERS, Sifted, passing, sift
+from services.placer.core.demand import Demand
+from services.placer.core.filters import DEVICE_FILTERS, NODE_FILTERS, Sifted, sift
+from services.placer.core.prospects import Prospects
 from services.placer.core.room import room
 from services.placer.core.rows import Ask, Rows
+from shared.messages import SHARE_WHOLE_MICRO
+
+_ALL: Final = np.uint32(0x01010101)
+"""Four times true, read as one number: found sooner than by `all`."""
 
 
 class Sieve:
@@ -28,8 +36,11 @@ class Sieve:
         self._settled_seen = 0
         self._open: Bools = np.zeros(0, np.bool_)
         """The nodes of which such filters left a row."""
+        self._partly = False
+        """Whether they ruled out devices of such nodes that are well: of others nothing is free."""
+        self._needs = _needs(ask.demand)
         self._first: Array = np.zeros(0, np.int8)
-        """The same for all filters."""
+        """As `_settled`, for all filters."""
         self._first_seen = 0
         self._empty: dict[int, tuple[int, Ints]] = {}
 
@@ -39,29 +50,36 @@ class Sieve:
         found: Sieve = ask.cluster.memo.get((cls, ask.kind), lambda: cls(ask)) if ask.kept else cls(ask)
         return found
 
-    def passing(self, slots: Ints) -> Rows:
-        """The rows of these nodes that can take a replica."""
+    def passing(self, slots: Ints) -> Prospects:
+        """The rows of these nodes that can take a replica: what all filters leave, without a word about the others."""
         self._settle()
-        rows = self._with_room(slots)
-        return passing(rows) if self.ask.demand.count else rows
-
-    def _with_room(self, slots: Ints) -> Rows:
-        """Their rows with the CPU, the memory and the share asked for, which most of a full cluster lack."""
-        demand, nodes = self.ask.demand, self.ask.cluster.nodes
-        slots = slots[self._open[slots]]
-        held = nodes["held"].take(slots, axis=0)
-        room = held[:, CPU_FREE] >= (demand.cpu_milli or UNKNOWN)
-        room &= held[:, MEMORY_FREE] >= (demand.memory_mib or UNKNOWN)
+        ask, cluster, demand = self.ask, self.ask.cluster, self.ask.demand
+        held = cluster.nodes["held"].take(slots, axis=0)
+        room = (held[:, ROOM] >= self._needs).view(np.uint32).ravel() == _ALL  # most nodes of a full cluster have none
+        room &= self._open.take(slots)
+        slots, held = slots[room], held[room]
         if not demand.count:
-            return Rows(self.ask, slots[room], held=held[room])
-        which, places = ((held[:, SHARES] >= demand.share_micro) & room[:, None]).nonzero()
-        node = slots[which]
-        rows = Rows(self.ask, nodes["first_row"][node] + places, node, held.take(which, axis=0))
-        ruled_out = self._settled[rows.index] >= 0
-        return rows.where(~ruled_out) if ruled_out.any() else rows
+            return Prospects(ask, slots, held, slots, np.arange(len(slots)))
+        enough = held[:, SHARES] >= demand.share_micro
+        of_row, place = np.divmod(enough.ravel().nonzero()[0], enough.shape[1])  # sooner than `nonzero` of a matrix
+        index = held[:, FIRST_ROW].take(of_row) + place
+        if self._partly:
+            well = self._settled.take(index) < 0
+            index, of_row = index[well], of_row[well]
+        load = cluster.devices["load"].take(index)
+        verdicts = cluster.verdicts(demand, load)
+        good = verdicts.column("admitted", load)
+        if demand.device_memory_mib:
+            free = cluster.devices["memory_free"].take(index)
+            good &= (free >= demand.device_memory_mib) | (free == UNKNOWN)
+        if demand.count > 1:
+            good &= (np.bincount(of_row[good], minlength=len(slots)) >= demand.count)[of_row]
+        if np.count_nonzero(good) < len(good):
+            index, of_row, load = index[good], of_row[good], load[good]
+        return Prospects(ask, slots, held, index, of_row, (verdicts, load))
 
     def sifted(self) -> Sifted:
-        """All rows in the order of names."""
+        """All rows."""
         cluster = self.ask.cluster
         if self._first_seen < cluster.changes:
             changed = cluster.changed_since(self._first_seen)
@@ -100,6 +118,8 @@ class Sieve:
         self._settled[rows.index] = first = sift(rows, self._by_facts).first
         self._open[told] = False
         self._open[rows.node[first < 0]] = True
+        if self.ask.demand.count:
+            self._partly |= bool((self._open[rows.node] & rows.of_device("healthy") & (first >= 0)).any())
         self._settled_seen = cluster.facts_changes
 
     def _grow(self) -> None:
@@ -109,3 +129,9 @@ class Sieve:
         if (missing := len(columns) - len(self._settled)) > 0:
             more = np.zeros(max(missing, len(self._settled)), np.int8)
             self._settled, self._first = np.concatenate([self._settled, more]), np.concatenate([self._first, more])
+
+
+def _needs(demand: Demand) -> Ints:
+    """How much of ROOM a node needs at least to have room for a replica; UNKNOWN suffices where nothing is asked."""
+    whole = demand.count if demand.share_micro == SHARE_WHOLE_MICRO else 0
+    return np.array((demand.cpu_milli or UNKNOWN, demand.memory_mib or UNKNOWN, demand.share_micro, whole), np.int64)

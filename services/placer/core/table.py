@@ -7,22 +7,22 @@ look over all nodes. docs/placement.md has the cost model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from services.placer.core.columns import Array, Floats, Ints
-from services.placer.core.options import Options, Tie, options
+from services.placer.core.options import KeptTie, Options, Tie, options
+from services.placer.core.outcome import Assignment
 from services.placer.core.rows import Ask
 from services.placer.core.sieve import Sieve
 from services.placer.core.strategies.base import Strategy
 from services.placer.core.strategies.random_choice import Random
-from shared.messages import Score
+from shared.messages import RunnerUp, Score
 
+_FEW = 500
+"""Nodes that are sorted sooner than looked through key by key."""
 _NONE = np.inf
 """The first key of a node that has no option."""
-_UNPROVEN, _PARTS = 1, 2
-"""Of a line, after the total."""
 
 
 class Table:
@@ -31,17 +31,13 @@ class Table:
     def __init__(self, sieve: Sieve, strategy: Strategy, tie: str) -> None:
         self.sieve = sieve
         self._strategy, self._cluster = strategy, sieve.ask.cluster
-        self._tie = Tie(self._cluster, tie)
+        self._tie = KeptTie.of(self._cluster, tie)
         self._seen = 0
         self._size = 0
         self._parts: tuple[str, ...] = ()
-        self._first: Floats | None = None
-        """The first key of each node, which is looked through."""
-        self._told: Floats = np.zeros((0, 0))
-        """A line for each node: the other keys, the total, 1 where it is unproven, the parts of the total, the device
-        rows. `_others` are the columns of the keys, `_total` is the place of the total."""
-        self._others: list[Floats] = []
-        self._total = 0
+        self._columns: list[Array] = []
+        """Of each node, as in Options. The first is looked through."""
+        self._keys, self._devices = 0, slice(0)
         self._drawn: Tie | None = None
         """Where the strategy is chance: what this decision draws by. The table is the same for all."""
 
@@ -71,11 +67,10 @@ class Table:
         """Makes the options of nodes that have changed anew."""
         if self._seen == self._cluster.changes:
             return
-        self._cluster.all_slots()  # brings the ranks up to date
         changed = self._cluster.changed_since(self._seen)
         self._grow(len(self._cluster.nodes))
-        if self._first is not None:
-            self._first[changed] = _NONE
+        if self._columns:
+            self._columns[0][changed] = _NONE
         rows = self.sieve.passing(changed)
         if len(rows):
             self._write(options(rows, self._strategy, self._tie))
@@ -83,9 +78,9 @@ class Table:
 
     def best(self, first: Sequence[Array] = ()) -> tuple[int | None, int | None]:
         """The node of the best option and that of the second best; `first` are keys that count more than its own."""
-        if self._first is None:
+        if not self._columns:
             return None, None
-        strongest, others = self._first, self._others
+        strongest, *others = self._columns[: self._keys]
         if first:
             return self._two((strongest != _NONE).nonzero()[0], (*first, strongest, *others))
         equals = self._equals(strongest)
@@ -93,97 +88,80 @@ class Table:
             return self._two(equals, others)
         best = int(equals[0])
         least, strongest[best] = strongest[best], _NONE
-        second = self._least(self._equals(strongest), others)
+        second, _ = self._two(self._equals(strongest), others)
         strongest[best] = least
         return best, second
 
     def _equals(self, strongest: Floats) -> Ints:
         """The nodes with the smallest first key, none where none has an option."""
-        least = _smallest(strongest)
+        least = strongest[strongest.argmin()]
         equals: Ints = (strongest == least).nonzero()[0]
         return equals if least != _NONE else equals[:0]
 
     def _two(self, left: Ints, keys: Sequence[Array]) -> tuple[int | None, int | None]:
         """The node among these with the smallest keys, then the tie-break, and the next one."""
-        for number, key in enumerate(keys):
-            if len(left) < 2:
-                break
-            values = key[left]
-            least = left[values == _smallest(values)]
-            if len(least) == 1:
-                best = int(least[0])
-                return best, self._least(left[left != best], keys[number:])
-            left = least
+        if len(left) > _FEW:
+            left = self._leading(left, keys)
         if len(left) < 2:
             return (int(left[0]) if len(left) else None), None
-        ties = self._ties(left)
-        best = int(left[ties.argmin()])
-        others = left != best
-        return best, int(left[others][ties[others].argmin()])
+        best, second, *_ = left[np.lexsort((self._ties(left), *(key[left] for key in reversed(keys))))].tolist()
+        return best, second
 
-    def _least(self, left: Ints, keys: Sequence[Array]) -> int | None:
-        """The node among these with the smallest keys, then the tie-break."""
-        for key in keys:
-            if len(left) < 2:
+    def _leading(self, left: Ints, keys: Sequence[Array]) -> Ints:
+        """Of many nodes two or more that come before all others, without sorting."""
+        for key in (*keys, None):
+            values = self._ties(left) if key is None else key[left]
+            ordered = values.copy()
+            ordered.partition(1)
+            left = left[values <= ordered[1]]
+            if ordered[0] < ordered[1] or len(left) <= _FEW:
                 break
-            values = key[left]
-            left = left[values == _smallest(values)]
-        if len(left) < 2:
-            return int(left[0]) if len(left) else None
-        return int(left[self._ties(left).argmin()])
+        return left
 
     def _ties(self, left: Ints) -> Array:
         """What decides among these nodes where their keys are equal."""
         if self._drawn is not None:
             return self._drawn.of_nodes(left)
         if self.sieve.ask.demand.count:
-            return self._tie.of_devices(self._told[:, self._first_device][left].astype(np.int64))
+            return self._tie.of_devices(self._columns[self._devices.start][left])
         return self._tie.of_nodes(left)
 
-    def devices(self, node: int) -> list[int]:
-        """The device rows of a node's option."""
-        if self._drawn is not None:
+    def assignment(self, replica: int, node: int) -> Assignment:
+        """A node's option."""
+        if self._drawn is None:
+            rows = [column.item(node) for column in self._columns[self._devices]]
+        else:
             drawn = options(self.sieve.passing(np.array([node])), self._strategy, self._drawn)
-            return [int(row) for row in drawn.devices[0]]
-        return [int(row) for row in self._told[node, self._first_device :].tolist()]
+            rows = [column.item(0) for column in drawn.columns[self._devices]]
+        uuids = [self._cluster.device(row).uuid for row in rows]
+        return Assignment(replica, self._cluster.name(node), tuple(uuids))
 
     def unproven(self, node: int) -> bool:
-        return bool(self._told[node, self._total + _UNPROVEN])
-
-    def total(self, node: int) -> float:
-        return round(float(self._told[node, self._total]), 6)
+        return any(column.item(node) for column in self._columns[self._devices.stop :])
 
     def score(self, node: int) -> Score:
-        by = zip(self._parts, self._told[node, self._total + _PARTS : self._first_device].tolist(), strict=True)
-        return Score(total=self.total(node), by={name: round(part, 6) for name, part in by})
+        total, *parts = [round(column.item(node), 6) for column in self._columns[self._keys : self._devices.start]]
+        return Score(total=total, by=dict(zip(self._parts, parts, strict=True)))
 
-    @property
-    def _first_device(self) -> int:
-        return self._total + _PARTS + len(self._parts)
+    def runner_up(self, node: int | None) -> RunnerUp | None:
+        if node is None:
+            return None
+        return RunnerUp(node=self._cluster.name(node), total=round(self._columns[self._keys].item(node), 6))
 
     def _write(self, fresh: Options) -> None:
-        first, *others = fresh.keys
-        told = (*others, fresh.total, fresh.unproven, *fresh.by, *fresh.devices.T)
-        if self._first is None:
-            self._parts, self._total = fresh.parts, len(others)
-            self._first = np.full(self._size, _NONE)
-            self._tell(np.zeros((self._size, len(told))))
-        self._first[fresh.node] = first
-        self._told[fresh.node] = np.array(told).T
-
-    def _tell(self, told: Floats) -> None:
-        self._told, self._others = told, [told[:, place] for place in range(self._total)]
+        node, columns = fresh.node, fresh.columns
+        if not self._columns:
+            self._parts, self._keys = fresh.parts, fresh.keys
+            self._devices = slice(fresh.first_device, fresh.first_device + self.sieve.ask.demand.count)
+            self._columns = [np.full(self._size, _NONE), *(np.zeros(self._size, each.dtype) for each in columns[1:])]
+        for column, values in zip(self._columns, columns, strict=True):
+            column[node] = values
 
     def _grow(self, nodes: int) -> None:
         if nodes <= self._size:
             return
         more = max(nodes - self._size, self._size)
         self._size += more
-        if self._first is not None:
-            self._first = np.concatenate([self._first, np.full(more, _NONE)])
-            self._tell(np.concatenate([self._told, np.zeros((more, self._told.shape[1]))]))
-
-
-def _smallest(values: Array) -> Any:
-    """The least of them: found sooner than by `min`, above all among few."""
-    return values[values.argmin()]
+        if self._columns:
+            self._columns = [np.concatenate([column, np.zeros(more, column.dtype)]) for column in self._columns]
+            self._columns[0][-more:] = _NONE

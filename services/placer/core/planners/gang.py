@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from services.placer.core.columns import Ints
 from services.placer.core.demand import NEWCOMER
-from services.placer.core.outcome import Assignment
+from services.placer.core.outcome import MAX_GANG_NODES, Assignment
 from services.placer.core.room import room
 from services.placer.core.rows import Ask
 from services.placer.core.strategies import Strategy
@@ -19,8 +18,7 @@ from shared.messages import Reason, RunnerUp, Score
 SpreadOver = Literal["node", "pack"] | None
 
 
-@dataclass(frozen=True)
-class Wish:
+class Wish(NamedTuple):
     """How the replicas are to be placed. `others` are those of the same request that have their places already."""
 
     strategy: Strategy
@@ -30,8 +28,7 @@ class Wish:
     others: tuple[Assignment, ...] = ()
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """Where not `complete`, `reasons` say why there was no place for the replica after those in `assignments`."""
 
     assignments: tuple[Assignment, ...] = ()
@@ -45,24 +42,36 @@ class Plan:
     def nodes(self) -> int:
         return len({assignment.node for assignment in self.assignments})
 
+    @property
+    def wide(self) -> bool:
+        """Over more nodes than one placement may touch."""
+        return len(self.assignments) > MAX_GANG_NODES and self.nodes > MAX_GANG_NODES
+
 
 def plan(ask: Ask, wish: Wish) -> Plan:
     """Replicas are alike and nodes independent, so taking the best place for each in turn misses none that fits.
 
     Leaves the cluster as it was.
     """
+    table = Table.of(ask, wish.strategy, wish.tie)
     if len(wish.replicas) == 1 and wish.spread_over is None:
-        return _Board(ask, wish).fill()
+        return _single(wish.replicas[0], table)
     with ask.cluster.trial():
-        return _Board(ask, wish).fill()
+        return _Board(ask, wish, table).fill()
+
+
+def _single(replica: int, table: Table) -> Plan:
+    best, second = table.best()
+    if best is None:
+        return Plan(complete=False, reasons=table.sieve.sifted().reasons())
+    return Plan((table.assignment(replica, best),), table.score(best), table.runner_up(second), table.unproven(best))
 
 
 class _Board:
     """The table of the request; after each replica only the options of its node are made anew."""
 
-    def __init__(self, ask: Ask, wish: Wish) -> None:
-        self._ask, self._wish = ask, wish
-        self._table = Table.of(ask, wish.strategy, wish.tie)
+    def __init__(self, ask: Ask, wish: Wish, table: Table) -> None:
+        self._ask, self._wish, self._table = ask, wish, table
         self._here = np.zeros(len(ask.cluster.nodes) if wish.spread_over else 0, np.int64)
         """Replicas of this request on each node, where it matters."""
         for other in wish.others if wish.spread_over else ():
@@ -82,9 +91,9 @@ class _Board:
                 reasons = self._table.sieve.sifted().reasons()
                 return Plan(tuple(done), score, runner_up, complete=False, reasons=reasons)
             if not done:
-                score, runner_up = self._table.score(best), self._runner_up(second)
+                score, runner_up = self._table.score(best), self._table.runner_up(second)
             unproven |= self._table.unproven(best)
-            done.append(self._assign(replica, best))
+            done.append(self._table.assignment(replica, best))
             if len(done) < len(self._wish.replicas):
                 self._reserve(done[-1], best)
         return Plan(tuple(done), score, runner_up, unproven)
@@ -99,14 +108,6 @@ class _Board:
         if self._wish.spread_over == "pack":
             return [np.where(self._here > 0, -missing - 1, -np.minimum(self._room, missing))]
         return []
-
-    def _runner_up(self, node: int | None) -> RunnerUp | None:
-        return None if node is None else RunnerUp(node=self._ask.cluster.name(node), total=self._table.total(node))
-
-    def _assign(self, replica: int, node: int) -> Assignment:
-        cluster = self._ask.cluster
-        devices = tuple(cluster.device(row).uuid for row in self._table.devices(node))
-        return Assignment(replica, cluster.name(node), devices)
 
     def _reserve(self, assignment: Assignment, node: int) -> None:
         cluster, demand = self._ask.cluster, self._ask.demand

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -17,11 +16,12 @@ if TYPE_CHECKING:
 
 
 class Candidates(Protocol):
-    """The rows that can take one replica, one array element each; for a request without gpu a row is a node.
+    """The rows that can take one replica, and their nodes; for a request without gpu a row is a node.
 
-    Rows of one node stand together. `..._after` is with the replica placed there. What concerns a device is empty
-    space where there is none. Each column is worked out when it is asked for (prospects.py): one that a strategy does
-    not use costs nothing. A new column is one property here and one there; it may depend on the row's node alone.
+    A column has an element for each row, or for each node where that is said. Rows of one node stand together, and a
+    node may have none. `..._after` is with the replica placed there. What concerns a device is empty space where there
+    is none. Each column is worked out when it is asked for (prospects.py): one that a strategy does not use costs
+    nothing. A new column is one property here and one there; it may depend on the row's node alone.
     """
 
     def __len__(self) -> int: ...
@@ -33,7 +33,7 @@ class Candidates(Protocol):
 
     @property
     def slot(self) -> Ints:
-        """Which fixed size the node's label says it takes; 0 where it says none."""
+        """Of nodes: which fixed size the label says it takes; 0 where it says none."""
         ...
 
     @property
@@ -78,17 +78,17 @@ class Candidates(Protocol):
 
     @property
     def used_after(self) -> Ints:
-        """Of the node: a line for each row, a column for each resource; unknown use counts as none."""
+        """Of nodes: a line for each, a column for each resource; unknown use counts as none."""
         ...
 
     @property
     def capacity(self) -> Ints:
-        """Of the node, in the same units."""
+        """Of nodes, in the same units."""
         ...
 
     @property
     def nodes(self) -> Nodes:
-        """The nodes of the rows, with all their devices, without the replica."""
+        """The nodes, with all their devices, without the replica."""
         ...
 
     @property
@@ -97,8 +97,7 @@ class Candidates(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Ranking:
+class Ranking(NamedTuple):
     """The order of the rows: smallest keys first, the first key counting most.
 
     `total`, 0..1, is what people see, and `by` its parts. Every value depends on its own row's node alone. Keys are
@@ -108,6 +107,8 @@ class Ranking:
     keys: tuple[Array, ...]
     total: Floats
     by: Mapping[str, Floats]
+    of_nodes: int = 0
+    """So many of the keys, from the first on, are of nodes; if any is, the total and its parts are so too."""
 
 
 class Strategy(Protocol):

@@ -43,7 +43,7 @@ class Binpack:
         capacity = rows.capacity
         scores = np.minimum(rows.used_after, capacity) * FULL_SCORE // np.maximum(capacity, 1)
         total, by = (shaped if self.shape else weighed)(rows, scores, self)
-        return Ranking(keys=(-total, rows.share_after, rows.whole_after), total=total, by=by)
+        return Ranking((-total, rows.share_after, rows.whole_after), total, by, of_nodes=1)
 
 
 def broken_line(shape: Sequence[tuple[int, int]]) -> Ints:
@@ -85,9 +85,11 @@ def weighed(rows: Candidates, scores: Ints, strategy: Weights) -> tuple[Floats, 
 
     A resource of which the node has none scores 0 and counts nothing.
     """
-    each = [getattr(strategy, resource) for resource in rows.resources]
-    weights, capacity = np.array(each), rows.capacity
-    weight = max(sum(each), 1) if capacity.all() else np.maximum((capacity > 0) @ weights, 1)
+    resources, capacity = rows.resources, rows.capacity
+    each = (strategy.cpu, strategy.memory, strategy.gpu)[: len(resources)]
+    weights, weight = np.array(each), max(sum(each), 1)
+    if np.count_nonzero(capacity) < capacity.size:
+        weight = np.maximum((capacity > 0) @ weights, 1)
     total: Floats = (scores @ weights // weight) / FULL_SCORE
     parts = (scores * weights).T / (weight * FULL_SCORE)
-    return total, dict(zip(rows.resources, parts, strict=True))
+    return total, dict(zip(resources, parts, strict=True))

@@ -38,7 +38,9 @@ class Deadline:
             "fragmentation": self.fragmentation * self._unbroken(rows, whole := rows.whole_after),
         }
         total = summed(by)
-        return Ranking(keys=(risk, -total, whole), total=total, by=by)
+        if rows.count > 1:  # of several devices the worst risk counts, then the worst total, be they of two
+            return Ranking(keys=(risk, -total, whole), total=total, by=by)
+        return Ranking(keys=(2 * risk - total, whole), total=total, by=by)
 
     def _snug(self, rows: Candidates) -> Floats:
         """1 where no slack is left over; where nothing is promised, 1 on devices that promise nothing either."""

@@ -16,6 +16,7 @@ from services.placer.core.strategies.worth import Worth
 
 POINT: Final = 10**9
 """One point of the score, which is an integer, so that equals are equal on every machine."""
+_EACH: Final = np.ones(3, np.int64)
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Laxity:
         points = self._worth.gained(change)
         points += self._taken(change.asked)
         points //= self._points
-        score = points.sum(axis=1) - self._snug(change)[change.of_place]
+        score = points @ _EACH - self._snug(change)[change.of_place]
         return by_row(change.of_rows(score // round(self.step * POINT)), 1 / self.step)
 
     def _snug(self, change: Change) -> Ints:
@@ -58,9 +59,17 @@ class Laxity:
 
     def _taken(self, asked: Asked) -> Ints:
         """What the request itself is of each part of `Worth`: nothing else is lost. One more is for rounding down."""
-        price = self.rest * self.outlook.rests.priced(asked.share_micro)
-        whole = asked.gpu_micro * CERTAIN
-        return np.array([whole, whole, asked.gpu_micro * (POINT // 1_000_000) + asked.count * price + 1])
+        key = asked.count, asked.share_micro
+        if (found := self._taken_by.get(key)) is None:
+            price = self.rest * self.outlook.rests.priced(asked.share_micro)
+            whole, points = asked.gpu_micro * CERTAIN, asked.gpu_micro * (POINT // 1_000_000)
+            found = self._taken_by[key] = np.array([whole, whole, points + asked.count * price + 1])
+        return found
+
+    @cached_property
+    def _taken_by(self) -> dict[tuple[int, int], Ints]:
+        """By devices and share."""
+        return {}
 
     @cached_property
     def _worth(self) -> Worth:

@@ -21,7 +21,7 @@ _NOT_THIS: Final = 2.0**40
 """The key of a row that a strategy does not choose on its node: larger than that of any that it chooses."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Nodes:
     """The nodes of the rows in question, one array element each, and of their devices a line each."""
 
@@ -48,12 +48,12 @@ class Nodes:
     @cached_property
     def least(self) -> Ints:
         """The least that is free on a device that can take the request."""
-        starts = np.searchsorted(self.of_row, np.arange(len(self.cpu_free)))
-        least: Ints = np.minimum.reduceat(self.share_free[self.of_row, self.place], starts)
+        least = np.full(len(self.cpu_free), SHARE_WHOLE_MICRO)
+        np.minimum.at(least, self.of_row, self.share_free[self.of_row, self.place])
         return least
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Asked:
     """One replica, as it changes a node; `share_micro` is of each of `count` devices."""
 

@@ -40,9 +40,9 @@ class Slot:
         return () if own is None else (own, *(size for size in self.fallback.get(own, ()) if size >= count))
 
     def rank(self, rows: Candidates) -> Ranking:
-        order = np.zeros(len(rows))
+        order = np.zeros(len(rows.slot))
         for place, size in enumerate(self.groups(rows.count) or ()):
             order[rows.slot == size] = place
         used, capacity = rows.used_after[:, -1], rows.capacity[:, -1]
         total = np.round(np.minimum(used, capacity) / np.maximum(capacity, 1), 9)
-        return Ranking(keys=(order, -total, rows.share_after), total=total, by={rows.resources[-1]: total})
+        return Ranking((2 * order - total, rows.share_after), total, {rows.resources[-1]: total}, of_nodes=1)

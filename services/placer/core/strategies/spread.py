@@ -27,4 +27,4 @@ class Spread:
         capacity = rows.capacity
         free = np.maximum(capacity - rows.used_after, 0)
         total, by = weighed(rows, free * FULL_SCORE // np.maximum(capacity, 1), self)
-        return Ranking(keys=(-total, -rows.share_after, -rows.whole_after), total=total, by=by)
+        return Ranking((-total, -rows.share_after, -rows.whole_after), total, by, of_nodes=1)
