@@ -189,7 +189,8 @@ class Core:
         """Plan and commit what waits, unless a batch is in flight or the ledger is not followed."""
         while self.following.ok and (intents := self.commits.take()):
             draft = Draft(self.ledger, self.cluster, self.rules.final_ttl_s)
-            effects = [effect for intent in intents for effect in self._plan(intent, draft)]
+            scope = Scope(self.me, self.rules, draft, self.leases, self.chooser, self.now_us, self.wall_us)
+            effects = [effect for intent in intents for effect in self._plan(intent, scope)]
             if writes := draft.writes():
                 self.delivery.begun()
                 self._effects.append(self.commits.begin(intents, draft, writes, effects))
@@ -197,8 +198,7 @@ class Core:
                 draft.abandon()
                 self.carrying.carry(effects)
 
-    def _plan(self, intent: Intent, draft: Draft) -> tuple[Effect, ...]:
-        scope = Scope(self.me, self.rules, draft, self.leases, self.chooser, self.now_us, self.wall_us)
+    def _plan(self, intent: Intent, scope: Scope) -> tuple[Effect, ...]:
         try:
             return intent.plan(scope)
         except FieldError as fault:
@@ -437,6 +437,8 @@ class Core:
         elif tick.name == SOON:
             self._decide_copies()
             self._add(self.leader.soon(self.now_us, self.wall_us))
+            if not self._draining:
+                self.carrying.ask_more_lists()
         elif tick.name == LIST and not self._draining:
             self.carrying.ask_lists([*self._facts])
 
@@ -452,7 +454,9 @@ class Core:
         if self.leader.leads:
             self._add(self.leader.beat(self.now_us))
         self.say(self.delivery.beat())
-        for record in list(self.ledger.live_records()):
+        for request_id in list(self.ledger.pursued):
+            record = self.ledger.records[request_id].value
+            assert record is not None, "what is pursued can be read"
             self.carrying.pursue(record)
         self._tidy()
 
@@ -462,12 +466,9 @@ class Core:
 
     def _tidy(self) -> None:
         self.carrying.hands.tidy(self.now_us)
-        limit_us = self.rules.final_ttl_s * 1_000_000
-        for request_id, stored in list(self.ledger.records.items()):
-            gone = stored.value is None or stored.value.state.final
-            if gone and not stored.broken and self.now_us - stored.seen_us > limit_us:
-                self.ledger.forget(request_id)
-                self.telling.forget(request_id)
+        for request_id in self.ledger.outlived(self.now_us - self.rules.final_ttl_s * 1_000_000):
+            self.ledger.forget(request_id)
+            self.telling.forget(request_id)
 
     def _drain(self, _: Draining) -> None:
         """What is in hand goes to the others at once, not when they have missed this placer."""

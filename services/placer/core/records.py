@@ -337,7 +337,7 @@ def event_of(record: RequestRecord, step: Step, ledger_id: str) -> PlaceEvent:
         "name": record.body.name if record.body else None,
         "detail": step.detail,
     }
-    if step == record.steps[-1]:
+    if step is record.steps[-1]:
         said |= {"placements": placements(record, ledger_id), "exit_code": record.exit_code}
         if step.state in {State.QUEUED, State.REJECTED, State.WAITING, State.FAILED}:
             said |= {"reasons": record.reasons}
