@@ -6,8 +6,9 @@ import asyncio
 import base64
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from shared.bus.connection import Connection
 from shared.bus.msg import NOBODY, Msg, NoResponders
@@ -49,14 +50,13 @@ class Stored:
     count: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class StoredMsg:
+class StoredMsg(NamedTuple):
     """A message of a stream; ``delivered`` counts its deliveries (work only), ``pending`` what is still to come."""
 
     subject: str
     body: bytes
     seq: int
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = MappingProxyType({})
     at_us: int = 0
     delivered: int = 1
     pending: int = 0

@@ -38,6 +38,8 @@ EVERYTHING = Capabilities(
 )
 RESCAN_US = 100_000
 """How often ``watch`` looks for what other placers started."""
+SETTLED_NS = 50_000_000
+"""So long after a change of a folder the next one has another stamp."""
 _CHANGED = ".changed"
 """Beside the folders of nodes: a byte longer whenever what ends by itself, or has ended, is not what it was."""
 _count = itertools.count()
@@ -123,6 +125,8 @@ class FakeBackend:
         self._stop_grace_us = stop_grace_us
         self._wakes: set[Wake] = set()
         self._read: dict[Path, _Read] = {}
+        self._folders: dict[Path, tuple[int, tuple[tuple[Path, _Record], ...]]] = {}
+        """Of a node: when its folder changed last, and what is in it."""
         self._endings: tuple[int, dict[_Key, _Record]] = (0, {})
         """What ends by itself, and as of how many changes of that."""
 
@@ -222,7 +226,8 @@ class FakeBackend:
         """What stands there in the end: somebody else may have been faster."""
         env = {**spec.request.env, **spec.env}
         behaviour = Behaviour.of(env)
-        await self._clock.sleep_us(behaviour.start_us)
+        if behaviour.start_us:
+            await self._clock.sleep_us(behaviour.start_us)
         if behaviour.start_fails is None or spec.labels.reservation.generation <= behaviour.start_fails:
             raise BackendError("the fake was told to fail: FAKE_START_FAILS")
         after_us = behaviour.exit_after_us
@@ -277,12 +282,19 @@ class FakeBackend:
         return known.record
 
     def _records(self, folder: Path) -> tuple[tuple[Path, _Record], ...]:
+        """Read again only where the folder has changed, as it does with whatever is written in it."""
+        known_ns, known = self._folders.get(folder, (0, ()))
         try:
+            changed_ns = folder.stat().st_mtime_ns
+            if known_ns == changed_ns:
+                return known
             paths = sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=attrgetter("name"))
         except FileNotFoundError:
             return ()
-        found = ((path, self._load(path)) for path in paths)
-        return tuple((path, record) for path, record in found if record is not None)
+        found = tuple((path, record) for path in paths if (record := self._load(path)) is not None)
+        if self._clock.wall_us() * 1000 - changed_ns > SETTLED_NS:
+            self._folders[folder] = changed_ns, found
+        return found
 
     def _ending(self) -> dict[_Key, _Record]:
         """All records of all nodes that end by themselves, read again only where that has changed."""

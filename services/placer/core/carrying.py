@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Protocol
 
 from services.placer.core.cluster import Cluster
@@ -92,7 +91,7 @@ class Carrying:
         """As the node declares them now: a backend tells a container that shares its device by MPS so."""
         facts = self._placer.cluster.facts(start.labels.node)
         known = {device.uuid: device.regime for device in facts.devices} if facts else {}
-        return replace(start, regimes=tuple(map(known.get, start.labels.reservation.devices)))
+        return Start(start.labels, start.request, tuple(map(known.get, start.labels.reservation.devices)))
 
     def pursue(self, record: RequestRecord) -> None:
         """Stop and resize what is to be, as its owner; what is under way with a container is left to end first."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import takewhile
 from typing import Any, Generic, TypeVar
 
@@ -48,6 +49,7 @@ class Key:
     name: str
 
 
+@lru_cache(maxsize=4096)
 def parse_key(key: str) -> Key:
     """Raises FieldError for a key that is none of the ledger's."""
     kind, dot, token = key.partition(".")
