@@ -176,6 +176,7 @@ class Core:
         faults = [fault for record in records for fault in record_faults(record)]
         for node in self.ledger.nodes:
             faults += node_faults(node, self.ledger.reservations(node))
+        faults += self.ledger.index_faults()
         assert not faults, "; ".join(faults)
 
     def story(self, id: str) -> list[str]:  # noqa: A002  # the word of the interface

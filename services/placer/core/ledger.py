@@ -181,6 +181,21 @@ class Ledger:
         """Requests that were seen to be over before that."""
         return list(takewhile(lambda name: self.records[name].seen_us < seen_before_us, self.ended))
 
+    def index_faults(self) -> Iterator[str]:
+        """Where what is kept beside the records is not what a look at every record finds."""
+        seen = {name: stored.value for name, stored in self.records.items() if stored.value and not stored.value.final}
+        going = {name: record for name, record in seen.items() if not record.state.final}
+        owners = {record.owner for record in going.values()}
+        if self.live != seen.keys():
+            yield f"live: {self.live ^ seen.keys()}"
+        if self.owned != {o: {name for name, record in going.items() if record.owner == o} for o in owners}:
+            yield f"owned: {self.owned}"
+        if self.pursued != {name for name, record in seen.items() if _is_pursued(record)}:
+            yield f"pursued: {self.pursued}"
+        over = {n for n, s in self.records.items() if not s.broken and (s.value is None or s.value.state.final)}
+        if self.ended.keys() != over:
+            yield f"ended: {self.ended.keys() ^ over}"
+
     def _index(self, key: Key, before: Stored[Any]) -> None:
         if key.kind == "request":
             stored = self.records.get(key.name)
