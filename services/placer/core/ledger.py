@@ -41,6 +41,9 @@ class Stored(Generic[M]):
     broken: bool = False
 
 
+_ABSENT: Stored[Any] = Stored()
+
+
 @dataclass(frozen=True, slots=True)
 class Key:
     """A key taken apart; `kind` is the name of one of the ledger's tables."""
@@ -150,7 +153,7 @@ class Ledger:
         except FieldError:
             return None
         table = self._tables[key.kind]
-        known: Stored[Message] = table.get(key.name, Stored())
+        known: Stored[Message] = table.get(key.name, _ABSENT)
         gone = change.value is None and change.revision == 0
         if (gone and not _may_vanish(known)) or (not gone and change.revision <= known.revision):
             return None
