@@ -125,6 +125,7 @@ class FakeBackend:
         self._stop_grace_us = stop_grace_us
         self._wakes: set[Wake] = set()
         self._read: dict[Path, _Read] = {}
+        self._of_node: dict[str, Path] = {}
         self._folders: dict[Path, tuple[int, tuple[tuple[Path, _Record], ...]]] = {}
         """Of a node: when its folder changed last, and what is in it."""
         self._endings: tuple[int, dict[_Key, _Record]] = (0, {})
@@ -155,7 +156,7 @@ class FakeBackend:
         """See Backend."""
         self._called("list", node)
         now_us = self._clock.now_us()
-        return [record.seen(now_us) for _, record in self._records(self._state_root / folder_name(node))]
+        return [record.seen(now_us) for _, record in self._records(self._folder(node))]
 
     async def watch(self, post: Callable[[Seen], None]) -> None:
         """See Backend."""
@@ -267,7 +268,13 @@ class FakeBackend:
             raise error
 
     def _path(self, node: str, container: str) -> Path:
-        return self._state_root / folder_name(node) / f"{folder_name(container)}.json"
+        return self._folder(node) / f"{folder_name(container)}.json"
+
+    def _folder(self, node: str) -> Path:
+        found = self._of_node.get(node)
+        if found is None:
+            found = self._of_node[node] = self._state_root / folder_name(node)
+        return found
 
     def _load(self, path: Path) -> _Record | None:
         """The record; None where there is none, or where somebody spoiled it."""

@@ -129,7 +129,10 @@ def _exit_code(replicas: Sequence[ReplicaRecord]) -> int | None:
 
 
 def replica_of(record: RequestRecord, number: int) -> ReplicaRecord | None:
-    return next((each for each in record.replicas if each.replica == number), None)
+    for each in record.replicas:
+        if each.replica == number:
+            return each
+    return None
 
 
 def with_replica(record: RequestRecord, changed: ReplicaRecord) -> tuple[ReplicaRecord, ...]:
