@@ -142,6 +142,13 @@ class _Client(Client):
         lines = (line.partition(":") for line in raw.decode("utf-8", "replace").split("\r\n"))
         return {name.strip(): value.strip() for name, colon, value in lines if colon}
 
+    def push(self) -> None:
+        """What waits for the flusher goes out now; where it cannot, it is left to that."""
+        if self._transport is not None and self.is_connected and self._pending:
+            with contextlib.suppress(OSError, RuntimeError, TypeError, AttributeError):
+                self._transport.writelines(self._pending)
+                self._pending, self._pending_data_size = [], 0
+
     def _abort(self) -> None:
         writer = getattr(self._transport, "_io_writer", None)
         if writer is not None:
@@ -364,6 +371,10 @@ class Connection:
             # The client's flush swallows a cancellation; without this a task group would wait for ever.
             raise asyncio.CancelledError
 
+    def push(self) -> None:
+        """Somebody waits for what was said just now: it goes out at once, not when the running task next waits."""
+        self._client.push()
+
     def _hold(self, subject: str, body: bytes, reply: str, headers: Mapping[str, str] | None) -> None:
         self._held.append((subject, body, reply, headers))
         self._held_bytes += len(body)
@@ -378,7 +389,9 @@ class Connection:
         try:
             async with asyncio.timeout(timeout_us / 1_000_000):
                 await self._up.wait()
-                found = await (await self.ask(subject, body, headers))
+                answer = await self.ask(subject, body, headers)
+                self.push()
+                found = await answer
         except TimeoutError:
             raise OutcomeUnknownError(f"no answer on {subject} within {timeout_us} us") from None
         return NoResponders(subject) if found.status == NOBODY else found

@@ -60,6 +60,7 @@ from shared.effects import (
     Effect,
     KeyChanged,
     Received,
+    Reply,
     Tick,
     WatchReplayed,
 )
@@ -236,7 +237,7 @@ class Core:
 
     def _written(self, batch: Batch, done: CommitDone) -> None:
         self.commits.written()
-        self.carrying.carry(batch.effects)  # first of all, whoever asked is answered
+        self.carrying.carry(sorted(batch.effects, key=_comes_later))  # first of all, whoever asked is answered
         for change in after_write(batch.commit.writes, done):
             self._take_in(change, batch.draft.ours(change))
         for record, steps_before in batch.draft.records():
@@ -476,6 +477,10 @@ class Core:
         self._draining = True
         self._effects += self.recovery.give_back()
         self.commits.add(Resign())
+
+
+def _comes_later(effect: Effect) -> bool:
+    return not isinstance(effect, Reply)
 
 
 def _timeless(facts: NodeFacts) -> NodeFacts:
