@@ -2,6 +2,7 @@
 
 In turn with a responder that does nothing but answer, on the same connection settings. Server, placer, responder and
 client are processes of their own. The bare commit of a batch as large as the placer's are says what the ledger allows.
+At low load a client asks for one, waits until that has started, and a pause longer; a bare commit follows each.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -41,8 +42,10 @@ Json = dict[str, Any]
 STORAGES = ("file", "memory")
 ROUNDS = int(os.environ.get("LAXITY_BENCH_ROUNDS", "3"))
 REQUESTS, IN_FLIGHT = int(os.environ.get("LAXITY_BENCH_REQUESTS", "1000")), 64
-ALONE = 300
-"""Requests of a round with one in flight."""
+ALONE = 150
+"""Requests of a round at low load."""
+PAUSE_S = int(os.environ.get("LAXITY_BENCH_PAUSE_MS", "50")) / 1000
+"""At low load, after a request has started and after a bare commit."""
 NODES, DEVICES = 200, 8
 COMMIT_S = 1.5
 MOST_COMMITS = 2.0
@@ -117,18 +120,61 @@ async def ask(url: str, subject: str, name: str, count: int, in_flight: int) -> 
     print(json.dumps({"wall_s": wall_s, "cpu_s": cpu_s, "took_us": took_us, "outcomes": outcomes}))
 
 
+async def seldom(url: str, name: str, count: int, size: int) -> None:
+    """At low load: in turn a question to the echo, a request that is let start, and a bare commit of two keys; prints
+    how long each took.
+    """
+    client, bus = await connect(url), await Bus.connect(ServiceSettings(nats_url=url), "bench")
+    batch, chance, started = Batch(bus, 2, size), Random(name), asyncio.Event()
+    took_us: Json = {"echo": [], "place": [], "commit": []}
+
+    async def heard(event: Any) -> None:
+        if json.loads(event.data)["state"] == "started":
+            started.set()
+
+    for number in range(count):
+        request_id = f"{name}-{number}"
+        took_us["echo"].append(await _timed(client.request("bench.echo", b"{}", timeout=60)))
+        events = await client.subscribe(f"rt.events.place.{request_id}", cb=heard)
+        await client.flush()
+        await asyncio.sleep(PAUSE_S)
+        took_us["place"].append(await _timed(client.request("rt.place", asked(request_id, chance), timeout=60)))
+        await started.wait()
+        started.clear()
+        await events.unsubscribe()
+        await asyncio.sleep(PAUSE_S)
+        took_us["commit"].append(await _timed(batch.commit()))
+    await client.close()
+    await bus.close()
+    print(json.dumps(took_us))
+
+
+async def _timed(work: Awaitable[Any]) -> float:
+    before = time.perf_counter()
+    await work
+    return (time.perf_counter() - before) * 1e6
+
+
+class Batch:
+    """The same keys, committed again and again as a placer does."""
+
+    def __init__(self, bus: Bus, keys: int, size: int) -> None:
+        self._bus, self._body = bus, b"x" * size
+        self._revisions: Mapping[str, int] = {f"request.{os.getpid()}-{number}": 0 for number in range(keys)}
+
+    async def commit(self) -> None:
+        done = await self._bus.commit(BUCKET, [Write(key, self._body, seen) for key, seen in self._revisions.items()])
+        if done.outcome != CommitOutcome.WRITTEN:
+            raise RuntimeError(f"not written: {done}")
+        self._revisions = done.revisions
+
+
 async def commit(url: str, keys: int, size: int) -> None:
     """The same batch again and again, one at a time, as a placer commits; prints how long each took."""
     bus = await Bus.connect(ServiceSettings(nats_url=url), "bench")
-    revisions = dict.fromkeys((f"request.{os.getpid()}-{number}" for number in range(keys)), 0)
-    took_us, began = list[float](), time.perf_counter()
+    batch, took_us, began = Batch(bus, keys, size), list[float](), time.perf_counter()
     while time.perf_counter() - began < COMMIT_S:
-        before = time.perf_counter()
-        done = await bus.commit(BUCKET, [Write(key, b"x" * size, seen) for key, seen in revisions.items()])
-        took_us.append((time.perf_counter() - before) * 1e6)
-        if done.outcome != CommitOutcome.WRITTEN:
-            raise RuntimeError(f"not written: {done}")
-        revisions = dict(done.revisions)
+        took_us.append(await _timed(batch.commit()))
     await bus.close()
     print(json.dumps({"took_us": took_us[3:]}))
 
@@ -241,7 +287,7 @@ class Bench:
             before = now
 
     async def round(self, number: int) -> None:
-        """Echo and placer in turn, many in flight and one."""
+        """Echo and placer in turn, many in flight and at low load."""
         found = self.found
         cpu_s = self._cpu_s()
         echoed = await self._ask("bench.echo", f"e{number}", REQUESTS, IN_FLIGHT)
@@ -249,10 +295,10 @@ class Bench:
         found.echo_per_s.append(REQUESTS / echoed["wall_s"])
         found.echo_us += echoed["took_us"]
         await self._place(number)
-        found.echo_alone_us += (await self._ask("bench.echo", f"ea{number}", ALONE, 1))["took_us"]
-        found.place_alone_us += (await self._ask("rt.place", f"pa{number}", ALONE, 1))["took_us"]
-        await self._quiet()
-        found.commit_alone_us += (await run("commit", self._url, 2, await self._size()))["took_us"]
+        took_us = await run("seldom", self._url, f"pa{number}", ALONE, await self._size())
+        found.echo_alone_us += took_us["echo"]
+        found.place_alone_us += took_us["place"]
+        found.commit_alone_us += took_us["commit"]
 
     async def _place(self, number: int) -> None:
         found = self.found
@@ -356,11 +402,13 @@ def report(results: dict[str, Measured]) -> Json:
         ratios,
         _holds(ratios),
         (
-            f"{ROUNDS} rounds in turn of {REQUESTS} requests, {IN_FLIGHT} in flight from one client, and of {ALONE} "
-            f"with one in flight; {NODES} nodes of {DEVICES} devices. Real: nats-server, placer, commits, starts on "
-            "the fake backend. Simulated: the nodes. The echo answers and stores nothing: one message in, one out. A "
-            "request of the placer is answered once it is in the ledger; beside that its copy in RT_PLACE is "
-            "acknowledged, it is started, which is a second commit, and three events are stored, in all seven messages "
+            f"{ROUNDS} rounds in turn of {REQUESTS} requests, {IN_FLIGHT} in flight from one client, and of {ALONE} at "
+            f"low load: one client asks, waits until that request's event `started` and {PAUSE_S:g} s more, makes one "
+            "bare commit of two keys of the ledger's mean size, pauses, and so on; "
+            f"{NODES} nodes of {DEVICES} devices. Real: nats-server, placer, commits, starts on the fake backend. "
+            "Simulated: the nodes. The echo answers and stores nothing: one message in, one out. A request of the "
+            "placer is answered once it is in the ledger; beside that its copy in RT_PLACE is acknowledged, it is "
+            "started, which is a second commit, and three events are stored, in all seven messages "
             "in and seven out. commits_of_all_time: what the same number of bare commits of the same size takes, of "
             "what the placer took until all were started. cpu: of each process, a request, starts included."
         ),
@@ -414,13 +462,17 @@ def show(told: Json) -> None:
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("role", nargs="*", help="a process of the bench itself: echo, ask or commit, with its words")
+    parser.add_argument(
+        "role", nargs="*", help="a process of the bench itself: echo, ask, seldom or commit, with its words"
+    )
     role, *words = parser.parse_args().role or ["all"]
     match role:
         case "echo":
             await echo(words[0])
         case "ask":
             await ask(words[0], words[1], words[2], int(words[3]), int(words[4]))
+        case "seldom":
+            await seldom(words[0], words[1], int(words[2]), int(words[3]))
         case "commit":
             await commit(words[0], int(words[1]), int(words[2]))
         case _:

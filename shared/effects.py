@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from shared.messages import Message
 
@@ -24,8 +25,7 @@ class Tick:
     wall_us: int
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """A decoded message. ``reply`` is where an answer goes ("" = nowhere); ``seq`` its stream sequence (0 = live)."""
 
     subject: str
@@ -35,7 +35,7 @@ class Received:
     wall_us: int = 0
     raw: bytes = b""
     """The body as it came, for what the model does not know."""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = MappingProxyType({})
     ack: int = 0
     """Token to name in an Ack (work-queue messages only)."""
     redelivered: bool = False

@@ -173,7 +173,8 @@ class Performer:
         raise AssertionError("root tasks never end")
 
     async def _running(self) -> Runtime:
-        return await asyncio.shield(self._future())
+        found = self._future()
+        return found.result() if found.done() else await asyncio.shield(found)
 
     def _future(self) -> asyncio.Future[Runtime]:
         if self._runtime is None:

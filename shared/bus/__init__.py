@@ -1,9 +1,10 @@
 """The bus: everything that goes over NATS; only ``connection`` imports its client."""
 
 from shared.bus.atomic import MOST_KEYS
-from shared.bus.bus import Bus, rfc3339
-from shared.bus.connection import LinkEvent, Listening, Msg, NoResponders
+from shared.bus.bus import Bus, event_headers, rfc3339
+from shared.bus.connection import Listening
 from shared.bus.jetstream import ApiError, Stored, StoredMsg
+from shared.bus.msg import LinkEvent, Msg, NoResponders
 
 __all__ = [
     "MOST_KEYS",
@@ -15,5 +16,6 @@ __all__ = [
     "NoResponders",
     "Stored",
     "StoredMsg",
+    "event_headers",
     "rfc3339",
 ]

@@ -7,8 +7,8 @@ import itertools
 import os
 from collections.abc import Sequence
 
-from shared.bus.connection import Msg
 from shared.bus.jetstream import ApiError, JetStream, Stored, StoredMsg, without_error
+from shared.bus.msg import Msg
 from shared.effects import CommitDone, CommitOutcome, KeyChanged, Write
 from shared.errors import BusError, NoStreamError, TooLargeError
 from shared.log import logger

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NoReturn, Self
 
 from shared.bus.atomic import Commits, value_of
-from shared.bus.connection import Connection, Handler, Listener, Listening, Msg, NoResponders
+from shared.bus.connection import Connection, Handler, Listener, Listening
 from shared.bus.credentials import credentials
 from shared.bus.follow import Follow, StoredHandler, Told, Watch
 from shared.bus.jetstream import JetStream, Stored, StoredMsg
+from shared.bus.msg import Msg, NoResponders
 from shared.bus.pull import Acks, Pull
 from shared.bus.snapshot import backup, restore
 from shared.clock import Clock, SystemClock
 from shared.effects import CommitDone, KeyChanged, WatchReplayed, Write
-from shared.errors import OutcomeUnknownError
+from shared.errors import BusError, OutcomeUnknownError
 from shared.settings import ServiceSettings
 from shared.streams import bucket_stream, named, wanted
 from shared.subjects import EVENTS_STREAM, Subjects
@@ -103,17 +105,17 @@ class Bus:
 
         Raises NoStreamError, OutcomeUnknownError (repeat it with the same id, case B14), ApiError, TooLargeError.
         """
-        headers = {
-            "Nats-Msg-Id": event_id,
-            "ce-id": event_id,
-            "ce-type": event_type,
-            "ce-source": source,
-            "ce-time": rfc3339(self._clock.wall_us() if at_us is None else at_us),
-            "ce-specversion": "1.0",
-        }
-        if expected_last is not None:
-            headers["Nats-Expected-Last-Subject-Sequence"] = str(expected_last)
+        at_us = self._clock.wall_us() if at_us is None else at_us
+        headers = event_headers(event_id, event_type, source, at_us, expected_last)
         return await self._js.store(subject, body, headers)
+
+    async def send(
+        self, subject: str, body: bytes, headers: Mapping[str, str], then: Callable[[Stored | BusError], None]
+    ) -> str:
+        """Store something without a wait, while the link is up: ``then`` is told how it ended, whenever that is, unless
+        the connection is told to forget what this returns. Raises TooLargeError, BusError.
+        """
+        return await self._js.send(subject, body, headers, then)
 
     async def last_event(self, subject: str) -> StoredMsg | None:
         """The last event of a full subject."""
@@ -185,12 +187,31 @@ class Bus:
         await restore(self._js, stream, made, chunks)
 
 
+def event_headers(
+    event_id: str, event_type: str, source: str, at_us: int, expected_last: int | None = None
+) -> dict[str, str]:
+    """What an event is stored with: CloudEvents' attributes, and what the server goes by."""
+    headers = {
+        "Nats-Msg-Id": event_id,
+        "ce-id": event_id,
+        "ce-type": event_type,
+        "ce-source": source,
+        "ce-time": rfc3339(at_us),
+        "ce-specversion": "1.0",
+    }
+    if expected_last is not None:
+        headers["Nats-Expected-Last-Subject-Sequence"] = str(expected_last)
+    return headers
+
+
 def rfc3339(at_us: int) -> str:
     """A wall-clock time as CloudEvents wants it: UTC with microseconds."""
-    at = datetime.datetime.fromtimestamp(at_us // 1_000_000, datetime.UTC) + datetime.timedelta(
-        microseconds=at_us % 1_000_000
-    )
-    return at.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return f"{_to_the_second(at_us // 1_000_000)}.{at_us % 1_000_000:06}Z"
+
+
+@lru_cache(maxsize=64)
+def _to_the_second(at_s: int) -> str:
+    return datetime.datetime.fromtimestamp(at_s, datetime.UTC).replace(tzinfo=None).isoformat(timespec="seconds")
 
 
 def _ignore(stream: str, why: str) -> None:

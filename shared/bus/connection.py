@@ -14,8 +14,8 @@ import re
 import ssl
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any
 
 import nats.errors
 from nats.aio.client import Client, Srv
@@ -23,6 +23,7 @@ from nats.aio.msg import Msg as ClientMsg
 from nats.aio.subscription import Subscription
 
 from shared.bus.credentials import Credentials
+from shared.bus.msg import NOBODY, LinkEvent, Msg, NoResponders
 from shared.clock import Clock, SystemClock
 from shared.errors import BusError, OutcomeUnknownError, RefusedError, TooLargeError
 from shared.log import logger
@@ -41,45 +42,9 @@ PENDING_MESSAGES = 65_536
 PENDING_BYTES = 64 * 1024 * 1024
 """What a subscription may be behind before the client drops its newest messages as a slow consumer."""
 
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+"""Of a header."""
 _REFUSED = re.compile(r'permissions violation for publish to "([^"]*)"')
-_STATUS = "Status"  # under these two names the client files the inline status of a message
-_DESCRIPTION = "Description"
-
-
-@dataclass(frozen=True, slots=True)
-class Msg:
-    """A message as it came. ``status`` is the server's own inline status (``100``, ``409`` …), "" for all others."""
-
-    subject: str
-    body: bytes
-    reply: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def status(self) -> str:
-        return self.headers.get(_STATUS, "") if not self.body else ""
-
-    @property
-    def description(self) -> str:
-        return self.headers.get(_DESCRIPTION, "")
-
-
-@dataclass(frozen=True, slots=True)
-class NoResponders:
-    """Nobody listens on the subject of a request: said by the server at once."""
-
-    subject: str
-
-
-@dataclass(frozen=True, slots=True)
-class LinkEvent:
-    """What happened to the connection: lost, back (after ``gap_us``), closed for good, or trouble on a subject."""
-
-    kind: Literal["lost", "back", "closed", "slow_consumer", "handler_failed", "error"]
-    detail: str = ""
-    gap_us: int = 0
-
-
 Handler = Callable[[Msg], Awaitable[None]]
 Listener = Callable[[LinkEvent], None]
 
@@ -110,7 +75,7 @@ _HOPELESS = (nats.errors.AuthorizationError, PlainServerError, ssl.SSLError)
 
 
 class _Client(Client):
-    """The client with three faults mended, and quicker with headers.
+    """The client with three faults mended, quicker with headers, and with answers heard where they are read.
 
     It waits for a dead link to take its last bytes before it looks for a new one; an attempt to connect that fails
     in the moment in which it is cancelled (asyncio.wait_for of Python 3.11) goes on for ever after ``close``; and
@@ -120,6 +85,35 @@ class _Client(Client):
     ended = False
     encrypted = False
     """Whether a server that does not encrypt is refused: the client would go on in the clear."""
+    _heard = 0
+    _hear: Callable[[Msg], None]
+
+    async def hear(self, subject: str, handler: Callable[[Msg], None]) -> None:
+        """One subscription whose messages are handed over at once, without a queue and a task. It never ends."""
+        self._hear = handler
+        await self.subscribe(subject, cb=_never)
+        self._heard = self._sid
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        if sid != self._heard:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        found = await self._process_headers(headers) or {}
+        self._hear(Msg(subject.decode(), data, reply.decode(), found))
+
+    async def _send_publish(
+        self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
+    ) -> None:
+        """As the client does, with headers written in one go where all of them are as usual."""
+        if not headers or not _plain(headers):
+            await super()._send_publish(subject, reply, payload, payload_size, headers)
+            return
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        block = f"NATS/1.0\r\n{lines}\r\n".encode()
+        head = f"HPUB {subject} {reply} {len(block)} {len(block) + payload_size}\r\n".encode()
+        await self._send_command(b"".join((head, block, payload, b"\r\n")))
+        if self._flush_queue is not None and self._flush_queue.empty():
+            await self._flush_pending()
 
     async def close(self) -> None:
         self.ended = True
@@ -148,10 +142,31 @@ class _Client(Client):
         lines = (line.partition(":") for line in raw.decode("utf-8", "replace").split("\r\n"))
         return {name.strip(): value.strip() for name, colon, value in lines if colon}
 
+    def push(self) -> None:
+        """What waits for the flusher goes out now; where it cannot, it is left to that."""
+        if self._transport is not None and self.is_connected and self._pending:
+            with contextlib.suppress(OSError, RuntimeError, TypeError, AttributeError):
+                self._transport.writelines(self._pending)
+                self._pending, self._pending_data_size = [], 0
+
     def _abort(self) -> None:
         writer = getattr(self._transport, "_io_writer", None)
         if writer is not None:
             writer.transport.abort()
+
+
+async def _never(_: ClientMsg) -> None:
+    raise AssertionError("what is heard at once comes to no callback")
+
+
+@lru_cache(maxsize=1024)
+def _plain_name(name: str) -> bool:
+    return bool(_NAME.fullmatch(name))
+
+
+def _plain(headers: Mapping[str, str]) -> bool:
+    """Whether nothing of them needs the client's care."""
+    return all(map(_plain_name, headers)) and "\n" not in (values := "".join(headers.values())) and "\r" not in values
 
 
 class Connection:
@@ -171,7 +186,7 @@ class Connection:
         self._held_bytes = 0
         self._inbox = ""
         self._told = ""
-        self._waiting: dict[str, tuple[str, asyncio.Future[Msg]]] = {}
+        self._waiting: dict[str, tuple[str, Callable[[Msg | BusError], None]]] = {}
         self._tokens = itertools.count(1)
 
     # --- life ---
@@ -185,7 +200,7 @@ class Connection:
             raise
         self._inbox = self._client.new_inbox()
         self._up.set()
-        await self.subscribe(f"{self._inbox}.*", self._on_answer)
+        await self._client.hear(f"{self._inbox}.*", self._on_answer)
 
     async def _connect(self, url: str, name: str, ping_interval_us: int, credentials: Credentials) -> None:
         servers = [part.strip() for part in url.split(",")]
@@ -279,9 +294,10 @@ class Connection:
         """The server will not have it from our user: whoever waits for that subject is told at once."""
         said = _REFUSED.search(error)
         # the client has made its letters small
-        asked = [(s, a) for s, a in self._waiting.values() if said and s.lower() == said[1] and not a.done()]
-        for subject, answer in asked:
-            answer.set_exception(RefusedError(f"not allowed to publish on {subject}"))
+        asked = [token for token, (subject, _) in self._waiting.items() if said and subject.lower() == said[1]]
+        for token in asked:
+            subject, then = self._waiting.pop(token)
+            then(RefusedError(f"not allowed to publish on {subject}"))
         if not asked:
             self._log.warning("refused by the server", error=error)
 
@@ -355,6 +371,10 @@ class Connection:
             # The client's flush swallows a cancellation; without this a task group would wait for ever.
             raise asyncio.CancelledError
 
+    def push(self) -> None:
+        """Somebody waits for what was said just now: it goes out at once, not when the running task next waits."""
+        self._client.push()
+
     def _hold(self, subject: str, body: bytes, reply: str, headers: Mapping[str, str] | None) -> None:
         self._held.append((subject, body, reply, headers))
         self._held_bytes += len(body)
@@ -369,38 +389,70 @@ class Connection:
         try:
             async with asyncio.timeout(timeout_us / 1_000_000):
                 await self._up.wait()
-                found = await (await self.ask(subject, body, headers))
+                answer = await self.ask(subject, body, headers)
+                self.push()
+                found = await answer
         except TimeoutError:
             raise OutcomeUnknownError(f"no answer on {subject} within {timeout_us} us") from None
-        return NoResponders(subject) if found.status == "503" else found
+        return NoResponders(subject) if found.status == NOBODY else found
 
     async def ask(self, subject: str, body: bytes, headers: Mapping[str, str] | None = None) -> asyncio.Future[Msg]:
         """Send a request on the link that is up; its first answer, whatever it is, ends the future."""
-        token = str(next(self._tokens))
         answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(lambda _: self._waiting.pop(token, None))
-        self._waiting[token] = (subject, answer)
+
+        def settle(found: Msg | BusError) -> None:
+            if answer.done():
+                return
+            if isinstance(found, BusError):
+                answer.set_exception(found)
+            else:
+                answer.set_result(found)
+
+        token = await self.ask_then(subject, body, settle, headers)
+        answer.add_done_callback(lambda _: self.forget(token))
+        return answer
+
+    async def ask_then(
+        self,
+        subject: str,
+        body: bytes,
+        then: Callable[[Msg | BusError], None],
+        headers: Mapping[str, str] | None = None,
+    ) -> str:
+        """The same, but ``then`` is called with the first answer, or why there will be none, where it is read: without
+        a task of its own. It must not wait. Returns what ``forget`` wants; raises where it cannot be sent.
+        """
+        token = str(next(self._tokens))
+        self._waiting[token] = (subject, then)
         try:
             await self._send(subject, body, f"{self._inbox}.{token}", headers)
         except BaseException:
-            answer.cancel()
+            self.forget(token)
             raise
-        return answer
+        return token
+
+    def forget(self, token: str) -> None:
+        """Nobody waits for this answer any more."""
+        self._waiting.pop(token, None)
 
     async def round_trip(self) -> None:
         """Return once the server has taken everything said so far, subscriptions too; raises as ``request`` does."""
         await self.request(f"{self._inbox}.nobody.listens.here", b"", CONNECT_TIMEOUT_S * 1_000_000)
 
-    async def _on_answer(self, msg: Msg) -> None:
-        _, answer = self._waiting.get(msg.subject.rpartition(".")[2], ("", None))
-        if answer is not None and not answer.done():
-            answer.set_result(msg)
+    def _on_answer(self, msg: Msg) -> None:
+        """Called by the client between two messages, so nothing may come out of it."""
+        _, then = self._waiting.pop(msg.subject.rpartition(".")[2], ("", None))
+        if then is None:
+            return
+        try:
+            then(msg)
+        except Exception as error:  # noqa: BLE001  # as in a handler: counted and told
+            self._handler_failed(msg.subject, repr(error))
 
     def _fail_waiting(self, why: str) -> None:
         waiting, self._waiting = self._waiting, {}
-        for _, answer in waiting.values():
-            if not answer.done():
-                answer.set_exception(OutcomeUnknownError(why))
+        for _, then in waiting.values():
+            then(OutcomeUnknownError(why))
 
     async def request_all(self, subject: str, body: bytes, wait_us: int) -> list[Msg]:
         """Every answer that comes within ``wait_us``; [] at once when nobody listens."""

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
 from shared.bus.atomic import value_of
-from shared.bus.connection import Msg
 from shared.bus.jetstream import RETRY_FIRST_S, RETRY_MOST_S, STREAM_NOT_FOUND, ApiError, JetStream, StoredMsg
+from shared.bus.msg import Msg
 from shared.bus.pulse import HEARTBEAT_S, Pulse
 from shared.effects import KeyChanged, WatchReplayed
 from shared.errors import BusError

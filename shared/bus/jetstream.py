@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from shared.bus.connection import Connection, Msg, NoResponders
+from shared.bus.connection import Connection
+from shared.bus.msg import NOBODY, Msg, NoResponders
 from shared.errors import BusError, NoStreamError, OutcomeUnknownError, RefusedError
 from shared.log import logger
 from shared.streams import StreamSpec
@@ -48,14 +50,13 @@ class Stored:
     count: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class StoredMsg:
+class StoredMsg(NamedTuple):
     """A message of a stream; ``delivered`` counts its deliveries (work only), ``pending`` what is still to come."""
 
     subject: str
     body: bytes
     seq: int
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = MappingProxyType({})
     at_us: int = 0
     delivered: int = 1
     pending: int = 0
@@ -83,10 +84,21 @@ class JetStream:
     async def store(self, subject: str, body: bytes, headers: Mapping[str, str]) -> Stored:
         """Publish and wait until it is stored; raises as ``call`` does, and NoStreamError (case B5)."""
         answer = await self.connection.request(subject, body, self.timeout_us, headers)
-        if isinstance(answer, NoResponders):
-            raise NoStreamError(f"no stream takes {subject}")
-        found = without_error(subject, answer)
-        return Stored(found["seq"], bool(found.get("duplicate")), int(found.get("count", 1)))
+        return _stored(subject, answer)
+
+    async def send(
+        self, subject: str, body: bytes, headers: Mapping[str, str], then: Callable[[Stored | BusError], None]
+    ) -> str:
+        """As ``store``, but ``then`` is told how it ended, without a limit of time: see ``Connection.ask_then``."""
+
+        def answered(found: Msg | BusError) -> None:
+            try:
+                end = found if isinstance(found, BusError) else _stored(subject, found)
+            except BusError as error:
+                end = error
+            then(end)
+
+        return await self.connection.ask_then(subject, body, answered, headers)
 
     async def last(self, stream: str, subject: str) -> StoredMsg | None:
         """The last message of a subject, read from the stream's leader (never from a replica that lags behind).
@@ -215,6 +227,13 @@ class ForeignStreamError(ApiError):
 
     def __init__(self, text: str) -> None:
         super().__init__(text, {"description": "not our stream", "err_code": STREAM_NAME_IN_USE, "code": 400})
+
+
+def _stored(subject: str, answer: Msg | NoResponders) -> Stored:
+    if isinstance(answer, NoResponders) or answer.status == NOBODY:
+        raise NoStreamError(f"no stream takes {subject}")
+    found = without_error(subject, answer)
+    return Stored(found["seq"], bool(found.get("duplicate")), int(found.get("count", 1)))
 
 
 def without_error(what: str, answer: Msg) -> dict[str, Any]:

@@ -7,9 +7,9 @@ import itertools
 import json
 from typing import Any, NoReturn
 
-from shared.bus.connection import Msg
 from shared.bus.follow import Mend, StoredHandler, stored
 from shared.bus.jetstream import RETRY_FIRST_S, RETRY_MOST_S, STREAM_NOT_FOUND, ApiError, JetStream
+from shared.bus.msg import Msg
 from shared.bus.pulse import HEARTBEAT_S, Pulse
 from shared.errors import BusError
 from shared.log import logger

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from shared.bus.connection import Msg, NoResponders
 from shared.bus.jetstream import JetStream, without_error
+from shared.bus.msg import Msg, NoResponders
 from shared.errors import BusError, OutcomeUnknownError
 
 CHUNK_BYTES = 128 * 1024

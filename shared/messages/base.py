@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Annotated, Any, Self
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
@@ -16,6 +17,10 @@ MAX_BODY_BYTES = 256 * 1024
 """Largest body that a service of ours accepts."""
 
 
+_set = object.__setattr__
+
+
+@lru_cache(maxsize=4096)
 def _checked_name(name: str) -> str:
     encode(name, "")
     return name
@@ -57,7 +62,18 @@ class Message(BaseModel):
             raise explain(cls, error) from None
 
     def to_json(self) -> bytes:
-        return self.model_dump_json(exclude_unset=True, by_alias=True).encode()
+        return self.__pydantic_serializer__.to_json(self, exclude_unset=True, by_alias=True)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """As the library's, which also looks after what no message has: private and extra fields."""
+        if deep:
+            return super().model_copy(update=update, deep=True)
+        made, changes = self.__new__(type(self)), update or {}
+        _set(made, "__dict__", {**self.__dict__, **changes})
+        _set(made, "__pydantic_fields_set__", self.__pydantic_fields_set__ | changes.keys())
+        _set(made, "__pydantic_extra__", None)
+        _set(made, "__pydantic_private__", None)
+        return made
 
 
 def explain(model: type[BaseModel], error: ValidationError) -> FieldError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 from pydantic import Field
 
@@ -163,6 +164,7 @@ class RequestRecord(Message):
     """While it waits: the moves of others that make room for it."""
 
 
+@lru_cache(maxsize=4096)
 def container_name(ledger_id: str, request_id: str, replica: int, generation: int) -> str:
     """The one name of a start, for container, pod or lock file: a repeat of the start finds the first one."""
     text = "\x00".join((ledger_id, request_id, str(replica), str(generation)))

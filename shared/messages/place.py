@@ -6,7 +6,8 @@ import hashlib
 import json
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from functools import lru_cache
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -159,6 +160,11 @@ class PlaceRequest(Message):
 
     @classmethod
     def from_json(cls, body: bytes) -> Self:
+        """A small body is read once, also where its stored copy comes as well."""
+        return _read(cls, body) if len(body) <= SMALL_BYTES else cls._checked(body)
+
+    @classmethod
+    def _checked(cls, body: bytes) -> Self:
         request = super().from_json(body)
         for word in unknown_fields(body):
             if word in _CLIENT_ONLY:
@@ -179,9 +185,23 @@ class PlaceRequest(Message):
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+SMALL_BYTES = 4096
+"""Bodies up to it are remembered as they were read, the last 1,024 of them: a few MiB at most."""
+
+
+@lru_cache(maxsize=1024)
+def _read(model: type[PlaceRequest], body: bytes) -> Any:
+    return model._checked(body)  # noqa: SLF001  # its own
+
+
 def unknown_fields(body: bytes, model: type[Message] = PlaceRequest) -> list[str]:
     """Names in a valid body that this version ignores; they come back as warnings, so that a typo is not silent."""
-    return sorted(set(json.loads(body)) - set(model.model_fields))
+    return list(_unknown(body, model) if len(body) <= SMALL_BYTES else _unknown.__wrapped__(body, model))
+
+
+@lru_cache(maxsize=1024)
+def _unknown(body: bytes, model: type[Message]) -> tuple[str, ...]:
+    return tuple(sorted(set(json.loads(body)) - set(model.model_fields)))
 
 
 class Placement(Message):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from shared.bus import Bus, LinkEvent, Listening
 from shared.clock import Clock, SystemClock
-from shared.effects import Ack, Commit, Disconnected, Draining, Emit, Publish, Reconnected, Reply, Tick
+from shared.effects import Ack, Commit, Disconnected, Draining, Effect, Emit, Publish, Reconnected, Reply, Tick
 from shared.errors import BusError
 from shared.log import configure, logger
 from shared.messages import BusEvent
@@ -224,10 +224,19 @@ class Runtime:
                 continue
             if isinstance(event, Tick):
                 self._ticking.discard(event.name)
-            for effect in self._core.handle(event, self.clock.now_us()):
-                await self._carry_out(effect)
+            await self._carry_out_all(self._core.handle(event, self.clock.now_us()))
             if self.settings.check:
                 self._core.check()
+
+    async def _carry_out_all(self, effects: list[Effect]) -> None:
+        """Replies go out before anything is done about what comes behind them."""
+        answered = False
+        for effect in effects:
+            replies = isinstance(effect, Reply)
+            if answered and not replies:
+                self.bus.connection.push()
+            await self._carry_out(effect)
+            answered = replies
 
     async def _carry_out(self, effect: object) -> None:
         match effect:

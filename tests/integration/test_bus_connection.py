@@ -33,6 +33,22 @@ async def test_a_request_that_nobody_listens_to_is_told_at_once(bus: Bus) -> Non
     assert time.monotonic() - began < 5
 
 
+async def test_headers_arrive_as_they_were_said_and_a_line_break_in_one_begins_no_other(bus: Bus) -> None:
+    heard: list[Msg] = []
+
+    async def hear(msg: Msg) -> None:
+        heard.append(msg)
+
+    await bus.subscribe("rt.heard", hear)
+    for text in ("plain: ä", "a\r\nNats-Forged: b", "a\nb"):
+        await bus.publish("rt.heard", b"body", headers={"Nats-Service-Error": text, "ce-id": "1"})
+    await until(lambda: len(heard) == 3)
+    errors = [msg.headers["Nats-Service-Error"].split() for msg in heard]
+    assert [["plain:", "ä"], ["a", "Nats-Forged:", "b"], ["a", "b"]] == errors
+    assert [{"Nats-Service-Error", "ce-id"}] * 3 == [set(msg.headers) for msg in heard]
+    assert [b"body"] * 3 == [msg.body for msg in heard]
+
+
 async def test_a_request_that_is_not_answered_in_time_has_an_unknown_outcome(bus: Bus) -> None:
     await bus.subscribe("rt.silent", Ear())
     with pytest.raises(OutcomeUnknownError, match="within 50000 us"):

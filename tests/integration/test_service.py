@@ -20,7 +20,7 @@ from shared.effects import (
     Write,
 )
 from shared.settings import ServiceSettings
-from shared.subjects import LEDGER, PLACE_STREAM
+from shared.subjects import EVENTS_STREAM, LEDGER, PLACE_STREAM
 from shared.testing.nats_server import NatsServer
 from shared.testing.wait import eventually, until
 from tests.integration.toy_service import SECOND_US, Running, Say, Slowly, SlowlyDone, Toy, answers_to, ask, toys
@@ -264,6 +264,21 @@ async def test_events_are_said_to_be_stored_only_when_the_stream_has_them(
         nats_server.resume()
         await stored
         assert None not in [await bus.last_event(subject) for subject in subjects]
+
+
+async def test_an_event_that_is_not_answered_in_time_goes_again_and_is_stored_once(
+    settings: ServiceSettings, bus: Bus, nats_server: NatsServer
+) -> None:
+    async with toys(settings.model_copy(update={"ack_timeout_us": 100_000})) as (toy,):
+        nats_server.pause()
+        for number in range(2):
+            event = Publish("rt.events.toy.late", Say(text="x", number=number), f"late-{number}", "toy.said")
+            toy.runtime._outbox.add(event, 0)
+        await until(lambda: toy.runtime.counters["event_retries"] > 0)
+        nats_server.resume()
+        await toy.runtime.events_stored()
+        stored = await bus.history(EVENTS_STREAM, "rt.events.toy.late")
+    assert [0, 1] == [json.loads(event.body)["number"] for event in stored]
 
 
 @pytest.mark.parametrize("text", ["publish", "publish-chained"])

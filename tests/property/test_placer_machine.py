@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from services.placer.core.cluster import Cluster
 from services.placer.core.intents import Rules
 from shared.effects import Commit, Disconnected, Received, Reconnected, Tick
 from shared.messages import ConfirmRequest, DefragmentRequest, PlaceRequest, ReleaseRequest, ResizeRequest, State
@@ -35,6 +36,22 @@ BODIES: tuple[dict[str, Any], ...] = (
 )
 WHOLE, SPREAD = 2, 10
 SEEN_NUMBER = st.integers(0, 1_000)
+
+
+def counted(cluster: Cluster) -> dict[str, list[int]]:
+    slots = {name: cluster.slot(name) for name in ("n1", "n2")}
+    return {name: cluster.nodes["held"][slot].tolist() for name, slot in slots.items() if slot is not None}
+
+
+def counted_anew(cluster: Cluster) -> dict[str, list[int]]:
+    """What one reservation after another has left, from all of them at once."""
+    fresh = Cluster()
+    for name in ("n1", "n2"):
+        fresh.set_facts(name, cluster.facts(name), 0)
+        fresh.set_reservations(name, cluster.reservations(name))
+    for request_id, kept in cluster._shadows.items():
+        fresh.set_shadow(request_id, kept)
+    return counted(fresh)
 
 
 class PlacersMachine(RuleBasedStateMachine):
@@ -206,6 +223,8 @@ class PlacersMachine(RuleBasedStateMachine):
     @invariant()
     def holds(self) -> None:
         self.world.check()
+        for core in self.world.placers.values():
+            assert counted_anew(core.cluster) == counted(core.cluster)
 
     def teardown(self) -> None:
         if not self.world.placers:

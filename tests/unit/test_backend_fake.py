@@ -110,6 +110,29 @@ async def test_a_watcher_hears_of_what_another_placer_starts_in_a_folder_that_it
         assert ["exited"] == [post.state for post in posts]
 
 
+async def test_what_was_stopped_before_its_end_is_posted_by_nobody(tmp_path: Path, clock: ManualClock) -> None:
+    fake, other = FakeBackend(tmp_path, clock=clock), FakeBackend(tmp_path, clock=clock)
+    async with watched(fake) as posts:
+        await other.start(spec(FAKE_EXIT_AFTER_US="1000000"))
+        await looks(clock)
+        await other.stop(NODE, BOX)
+        await clock.advance(1_000_000)
+        await looks(clock)
+        assert [] == posts
+
+
+async def test_a_list_shows_what_other_placers_have_done_since_the_last_one(tmp_path: Path) -> None:
+    clock = ManualClock(wall_us=1 << 52)  # so late that no change is young
+    fake, other, folder = FakeBackend(tmp_path, clock=clock), FakeBackend(tmp_path, clock=clock), tmp_path / NODE
+    await other.start(spec())
+    assert [("running", None)] == await states(fake)
+    other.kill(NODE, BOX, exit_code=9)
+    stamp_ns = folder.stat().st_mtime_ns + 1  # the file system's own may stand still for some milliseconds
+    os.utime(folder, ns=(stamp_ns, stamp_ns))
+    assert [("exited", 9)] == await states(fake)
+    assert await fake.list(NODE) == await fake.list(NODE)
+
+
 async def test_one_that_ignores_term_takes_the_whole_grace(tmp_path: Path, clock: ManualClock) -> None:
     fake = FakeBackend(tmp_path, clock=clock, stop_grace_us=70_000)
     await fake.start(spec(FAKE_IGNORE_TERM="1"))

@@ -10,8 +10,8 @@ import pytest
 
 from shared.bus import ApiError
 from shared.bus.atomic import end_of, may_pass
-from shared.bus.connection import Msg
 from shared.bus.jetstream import without_error
+from shared.bus.msg import Msg
 from shared.effects import CommitOutcome
 
 

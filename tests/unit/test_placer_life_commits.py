@@ -50,6 +50,16 @@ def test_while_one_commit_is_in_flight_the_next_requests_gather_into_one_batch(w
     assert 6 == len(world.running())
 
 
+def test_all_who_asked_are_answered_before_anything_of_the_batch_is_started(world: World) -> None:
+    for number in range(3):
+        world.ask("p1", request(request_id=f"r{number}"))
+    world.step_task()
+    done = world.ledger.commit(take_commit(world))
+    effects = world.placers["p1"].handle(done, world.now)
+
+    assert [Reply, Reply, Start, Start] == [type(each) for each in effects if isinstance(each, Reply | Start)]
+
+
 def test_writes_of_one_batch_merge_per_node_key(world: World) -> None:
     for number in range(3):
         world.ask("p1", request(request_id=f"r{number}"))

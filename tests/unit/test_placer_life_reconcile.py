@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from services.placer.core.containers import Found, Listed
+from services.placer.core.carrying import MOST_LISTS
+from services.placer.core.containers import Found, Listed, ListNode
 from services.placer.core.records import never_asked
-from shared.effects import Disconnected, Received, Reconnected
+from shared.effects import Disconnected, Received, Reconnected, Tick
 from shared.messages import (
     BusEvent,
     ContainerLabels,
@@ -15,7 +16,7 @@ from shared.messages import (
     State,
     container_name,
 )
-from tests.placer_world import SUBJECTS, Box, World, request
+from tests.placer_world import SUBJECTS, WALL, Box, World, request
 
 
 @pytest.fixture
@@ -237,6 +238,20 @@ def test_a_list_that_is_older_than_a_start_concludes_nothing(world: World) -> No
     world.settle()
 
     assert State.STARTED == world.record("a").state
+
+
+def test_lists_are_asked_for_a_few_at_a_time_and_all_within_the_round(world: World) -> None:
+    for number in range(3, 3 + 2 * MOST_LISTS):
+        world.add_node(f"n{number}", 1)
+    world.settle()
+    asked: list[list[str]] = []
+    for name in ("list", *["soon"] * 3):
+        world.tell("p1", Tick(name, WALL + world.now))
+        asked.append([task.effect.node for task in world.tasks if isinstance(task.effect, ListNode)])
+        world.settle()
+
+    assert [MOST_LISTS, MOST_LISTS, 1, 0] == [len(nodes) for nodes in asked]
+    assert sorted(world.facts) == sorted(node for nodes in asked for node in nodes)
 
 
 # --- a ledger that is not the one that was known ---

@@ -40,6 +40,8 @@ RESCAN_US = 100_000
 """How often ``watch`` looks for what other placers started."""
 SETTLED_NS = 50_000_000
 """So long after a change of a folder the next one has another stamp."""
+_CHANGED = ".changed"
+"""Beside the folders of nodes: a byte longer whenever what ends by itself, or has ended, is not what it was."""
 _count = itertools.count()
 _Key = tuple[Path, tuple[int, int]]
 """A record's file and which version of it: another start of the same name has another key."""
@@ -123,21 +125,22 @@ class FakeBackend:
         self._stop_grace_us = stop_grace_us
         self._wakes: set[Wake] = set()
         self._read: dict[Path, _Read] = {}
-        self._endings: dict[Path, tuple[int, tuple[tuple[_Key, _Record], ...]]] = {}
-        """Of a folder of containers: when it changed last, and what ends by itself in it."""
+        self._of_node: dict[str, Path] = {}
+        self._folders: dict[Path, tuple[int, tuple[tuple[Path, _Record], ...]]] = {}
+        """Of a node: when its folder changed last, and what is in it."""
+        self._endings: tuple[int, dict[_Key, _Record]] = (0, {})
+        """What ends by itself, and as of how many changes of that."""
 
     async def start(self, spec: StartSpec) -> Seen:
         """See Backend."""
         self._called("start", spec.labels.container)
         path = self._path(spec.labels.node, spec.labels.container)
         if (found := self._load(path)) is None:
-            await self._begin(path, spec)
-            found = self._load(path)
+            found = await self._begin(path, spec)
         if found is None:
             raise BackendError(f"{spec.labels.container} was stopped while it started")
-        if found.exit_at_us is not None:  # a look at everything is dear: not for what does not end by itself
-            for wake in self._wakes:
-                wake.call()
+        if found.exit_at_us is not None:
+            self._look()
         return found.seen(self._clock.now_us())
 
     async def stop(self, node: str, container: str) -> None:
@@ -147,13 +150,13 @@ class FakeBackend:
         found = self._load(path)
         if found is not None and found.ignore_term and found.seen(self._clock.now_us()).state == "running":
             await self._clock.sleep_us(self._stop_grace_us)
-        self._forget(path)
+        self._forget(path, found)
 
     async def list(self, node: str) -> list[Seen]:
         """See Backend."""
         self._called("list", node)
         now_us = self._clock.now_us()
-        return [record.seen(now_us) for _, record in self._records(self._state_root / folder_name(node))]
+        return [record.seen(now_us) for _, record in self._records(self._folder(node))]
 
     async def watch(self, post: Callable[[Seen], None]) -> None:
         """See Backend."""
@@ -182,7 +185,7 @@ class FakeBackend:
         path = self._path(node, container)
         found = self._load(path)
         if found is not None and found.seen(self._clock.now_us()).state == "exited":
-            self._forget(path)
+            self._forget(path, found)
 
     async def resize(self, node: str, container: str, *, cpu_milli: int, memory_mib: int) -> None:
         """See Backend. Its labels say what it has."""
@@ -201,6 +204,8 @@ class FakeBackend:
         write_whole(path, found.model_copy(update={"labels": labels}).model_dump_json().encode())
         if self._ring(path) is not None:
             self._write_labels(path, labels)
+        if found.exit_at_us is not None:
+            self._look()
 
     def kill(self, node: str, container: str, exit_code: int | None = 137) -> None:
         """What the world does to a container: it ends now, with that code (None: nobody saw it)."""
@@ -209,13 +214,21 @@ class FakeBackend:
             raise BackendError(f"{container} is not on {node}")
         update = {"exit_at_us": self._clock.now_us(), "exit_code": exit_code}
         write_whole(path, found.model_copy(update=update).model_dump_json().encode())
+        self._look()
+
+    def _look(self) -> None:
+        """What ends by itself, or has ended, is not what it was: all watches look again, also of other placers."""
+        with (self._state_root / _CHANGED).open("ab") as file:
+            file.write(b".")
         for wake in self._wakes:
             wake.call()
 
-    async def _begin(self, path: Path, spec: StartSpec) -> None:
+    async def _begin(self, path: Path, spec: StartSpec) -> _Record | None:
+        """What stands there in the end: somebody else may have been faster."""
         env = {**spec.request.env, **spec.env}
         behaviour = Behaviour.of(env)
-        await self._clock.sleep_us(behaviour.start_us)
+        if behaviour.start_us:
+            await self._clock.sleep_us(behaviour.start_us)
         if behaviour.start_fails is None or spec.labels.reservation.generation <= behaviour.start_fails:
             raise BackendError("the fake was told to fail: FAKE_START_FAILS")
         after_us = behaviour.exit_after_us
@@ -227,15 +240,20 @@ class FakeBackend:
             most_memory_mib=behaviour.most_memory_mib,
         )
         self._write_labels(path, spec.labels)
-        _write_once(path, record.model_dump_json().encode())
+        if (version := _write_once(path, record.to_json())) is None:
+            return self._load(path)
+        self._read[path] = _Read(version, record)
+        return record
 
     def _write_labels(self, path: Path, labels: ContainerLabels) -> None:
         if (ring := self._ring(path)) is not None:
             ring.mkdir(parents=True, exist_ok=True)
             write_whole(ring / "container.json", labels.to_json())
 
-    def _forget(self, path: Path) -> None:
+    def _forget(self, path: Path, found: _Record | None) -> None:
         path.unlink(missing_ok=True)
+        if found is not None and found.exit_at_us is not None:
+            self._look()
         if (ring := self._ring(path)) is not None:
             mark_ended(ring)
 
@@ -250,13 +268,18 @@ class FakeBackend:
             raise error
 
     def _path(self, node: str, container: str) -> Path:
-        return self._state_root / folder_name(node) / f"{folder_name(container)}.json"
+        return self._folder(node) / f"{folder_name(container)}.json"
+
+    def _folder(self, node: str) -> Path:
+        found = self._of_node.get(node)
+        if found is None:
+            found = self._of_node[node] = self._state_root / folder_name(node)
+        return found
 
     def _load(self, path: Path) -> _Record | None:
         """The record; None where there is none, or where somebody spoiled it."""
         try:
-            status = path.stat()
-            version = (status.st_ino, status.st_mtime_ns)
+            version = _version(path.stat())
             known = self._read.get(path)
             if known is None or known.version != version:
                 known = self._read[path] = _Read(version, _Record.trusted(path.read_bytes()))
@@ -266,30 +289,32 @@ class FakeBackend:
         return known.record
 
     def _records(self, folder: Path) -> tuple[tuple[Path, _Record], ...]:
+        """Read again only where the folder has changed, as it does with whatever is written in it."""
+        known_ns, known = self._folders.get(folder, (0, ()))
         try:
+            changed_ns = folder.stat().st_mtime_ns
+            if known_ns == changed_ns:
+                return known
             paths = sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=attrgetter("name"))
         except FileNotFoundError:
             return ()
-        found = ((path, self._load(path)) for path in paths)
-        return tuple((path, record) for path, record in found if record is not None)
+        found = tuple((path, record) for path in paths if (record := self._load(path)) is not None)
+        if self._clock.wall_us() * 1000 - changed_ns > SETTLED_NS:
+            self._folders[folder] = changed_ns, found
+        return found
 
     def _ending(self) -> dict[_Key, _Record]:
-        """All records of all nodes that end by themselves."""
+        """All records of all nodes that end by themselves, read again only where that has changed."""
         try:
-            folders = [(Path(entry.path), entry.stat().st_mtime_ns) for entry in os.scandir(self._state_root)]
+            changed = (self._state_root / _CHANGED).stat().st_size
         except FileNotFoundError:
             return {}
-        return {key: record for folder, changed_ns in folders for key, record in self._ending_in(folder, changed_ns)}
-
-    def _ending_in(self, folder: Path, changed_ns: int) -> tuple[tuple[_Key, _Record], ...]:
-        """Read again only where the folder has changed, as it does with every start and end in it."""
-        known_ns, known = self._endings.get(folder, (0, ()))
-        if known_ns == changed_ns:
-            return known
-        records = [(path, record) for path, record in self._records(folder) if record.exit_at_us is not None]
-        found = tuple(((path, self._read[path].version), record) for path, record in records)
-        if self._clock.wall_us() * 1000 - changed_ns > SETTLED_NS:
-            self._endings[folder] = changed_ns, found
+        known, found = self._endings
+        if changed != known:
+            folders = [Path(entry.path) for entry in os.scandir(self._state_root) if entry.is_dir()]
+            records = [each for folder in folders for each in self._records(folder) if each[1].exit_at_us is not None]
+            found = {(path, self._read[path].version): record for path, record in records}
+            self._endings = changed, found
         return found
 
 
@@ -303,14 +328,24 @@ def _number(name: str, text: object, least: int = 0) -> int:
     return number
 
 
-def _write_once(path: Path, body: bytes) -> None:
-    """Whole or not at all, and by one only: who comes second leaves the first one's."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _write_once(path: Path, body: bytes) -> tuple[int, int] | None:
+    """Whole or not at all, and by one only: who comes second leaves the first one's and gets None, else its version."""
     new = path.with_name(f".{os.getpid()}.{next(_count)}")
-    new.write_bytes(body)
     try:
+        file = new.open("xb")
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = new.open("xb")
+    try:
+        with file:
+            file.write(body)
         path.hardlink_to(new)
+        return _version(new.stat())
     except FileExistsError:
-        return
+        return None
     finally:
         new.unlink()
+
+
+def _version(status: os.stat_result) -> tuple[int, int]:
+    return status.st_ino, status.st_mtime_ns

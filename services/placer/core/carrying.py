@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Protocol
 
 from services.placer.core.cluster import Cluster
@@ -41,8 +40,9 @@ from shared.effects import Effect
 from shared.messages import ReplicaRecord, RequestRecord, Reservation, State, container_name
 from shared.subjects import node_key, request_key
 
-MOST_LISTS = 64
-"""Asked for at one tick; of more nodes the rest comes at the next."""
+MOST_LISTS = 4
+"""Asked for at once, the next few a tick later: what they say is looked through while requests wait."""
+_IN_HAND = (Start, Stop, Resize, ListNode)
 
 
 class Placer(Protocol):
@@ -78,7 +78,7 @@ class Carrying:
         """Hand effects to the shell, but no start, stop, resize or list of what is in hand already."""
         for each in effects:
             effect = self._with_regimes(each) if isinstance(each, Start) else each
-            if isinstance(effect, Start | Stop | Resize | ListNode) and not self._take(effect):
+            if isinstance(effect, _IN_HAND) and not self._take(effect):
                 continue
             if isinstance(effect, Start):
                 self._note(effect.labels.reservation, f"start of {effect.labels.container} on {effect.labels.node}")
@@ -91,7 +91,7 @@ class Carrying:
         """As the node declares them now: a backend tells a container that shares its device by MPS so."""
         facts = self._placer.cluster.facts(start.labels.node)
         known = {device.uuid: device.regime for device in facts.devices} if facts else {}
-        return replace(start, regimes=tuple(map(known.get, start.labels.reservation.devices)))
+        return Start(start.labels, start.request, tuple(map(known.get, start.labels.reservation.devices)))
 
     def pursue(self, record: RequestRecord) -> None:
         """Stop and resize what is to be, as its owner; what is under way with a container is left to end first."""
@@ -111,11 +111,16 @@ class Carrying:
         placer = self._placer
         wanted = {node for node in {*known, *placer.ledger.nodes} if placer.chooser.reaches(node)}
         if not placer.leader.leads:
-            owned = (record for record in placer.ledger.live_records() if record.owner == placer.me)
-            wanted &= {node for record in owned for node in nodes_of(record)}
+            mine = (placer.ledger.records[name].value for name in placer.ledger.owned.get(placer.me, ()))
+            wanted &= {node for record in mine if record is not None for node in nodes_of(record)}
         self._to_list = [node for node in self._to_list if node in wanted] or sorted(wanted)
-        self.carry([ListNode(node) for node in self._to_list[:MOST_LISTS]])
-        del self._to_list[:MOST_LISTS]
+        self.ask_more_lists()
+
+    def ask_more_lists(self) -> None:
+        """Those that come next."""
+        if self._to_list:
+            self.carry([ListNode(node) for node in self._to_list[:MOST_LISTS]])
+            del self._to_list[:MOST_LISTS]
 
     def listed(self, event: Listed) -> None:
         """What the view does not explain is read first: the watch may be behind, and the container newer than it."""

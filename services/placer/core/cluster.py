@@ -169,8 +169,10 @@ class Cluster:
             self._count(node)
             self._touch(self._slots[node], facts=True)
 
-    def set_reservations(self, node: str, reservations: tuple[Reservation, ...]) -> None:
-        """Replaces all reservations of a node, whether or not it is known."""
+    def set_reservations(
+        self, node: str, reservations: tuple[Reservation, ...], come: Reservation | None = None
+    ) -> None:
+        """Replaces all reservations of a node, whether or not it is known; `come`: they are those before and this."""
         before = self._reservations.get(node, ())
         if reservations is before:
             return
@@ -181,8 +183,11 @@ class Cluster:
         else:
             self._reservations.pop(node, None)
         if node in self._facts:
-            shade = self._shade.get(node, ())  # mostly there is none, and adding it would copy all of both
-            self._recount(node, before + shade, reservations + shade)
+            if come is not None and len(reservations) == len(before) + 1:
+                self._write(node, account := self._accounts[node], account.add(come))
+            else:
+                shade = self._shade.get(node, ())  # mostly there is none, and adding it would copy all of both
+                self._recount(node, before + shade, reservations + shade)
             self._touch(self._slots[node])
 
     def set_shadow(self, request_id: str, kept: Mapping[str, tuple[Reservation, ...]]) -> None:

@@ -60,6 +60,7 @@ from shared.effects import (
     Effect,
     KeyChanged,
     Received,
+    Reply,
     Tick,
     WatchReplayed,
 )
@@ -176,6 +177,7 @@ class Core:
         faults = [fault for record in records for fault in record_faults(record)]
         for node in self.ledger.nodes:
             faults += node_faults(node, self.ledger.reservations(node))
+        faults += self.ledger.index_faults()
         assert not faults, "; ".join(faults)
 
     def story(self, id: str) -> list[str]:  # noqa: A002  # the word of the interface
@@ -189,7 +191,8 @@ class Core:
         """Plan and commit what waits, unless a batch is in flight or the ledger is not followed."""
         while self.following.ok and (intents := self.commits.take()):
             draft = Draft(self.ledger, self.cluster, self.rules.final_ttl_s)
-            effects = [effect for intent in intents for effect in self._plan(intent, draft)]
+            scope = Scope(self.me, self.rules, draft, self.leases, self.chooser, self.now_us, self.wall_us)
+            effects = [effect for intent in intents for effect in self._plan(intent, scope)]
             if writes := draft.writes():
                 self.delivery.begun()
                 self._effects.append(self.commits.begin(intents, draft, writes, effects))
@@ -197,8 +200,7 @@ class Core:
                 draft.abandon()
                 self.carrying.carry(effects)
 
-    def _plan(self, intent: Intent, draft: Draft) -> tuple[Effect, ...]:
-        scope = Scope(self.me, self.rules, draft, self.leases, self.chooser, self.now_us, self.wall_us)
+    def _plan(self, intent: Intent, scope: Scope) -> tuple[Effect, ...]:
         try:
             return intent.plan(scope)
         except FieldError as fault:
@@ -235,7 +237,7 @@ class Core:
 
     def _written(self, batch: Batch, done: CommitDone) -> None:
         self.commits.written()
-        self.carrying.carry(batch.effects)  # first of all, whoever asked is answered
+        self.carrying.carry(sorted(batch.effects, key=_comes_later))  # first of all, whoever asked is answered
         for change in after_write(batch.commit.writes, done):
             self._take_in(change, batch.draft.ours(change))
         for record, steps_before in batch.draft.records():
@@ -437,6 +439,8 @@ class Core:
         elif tick.name == SOON:
             self._decide_copies()
             self._add(self.leader.soon(self.now_us, self.wall_us))
+            if not self._draining:
+                self.carrying.ask_more_lists()
         elif tick.name == LIST and not self._draining:
             self.carrying.ask_lists([*self._facts])
 
@@ -452,7 +456,9 @@ class Core:
         if self.leader.leads:
             self._add(self.leader.beat(self.now_us))
         self.say(self.delivery.beat())
-        for record in list(self.ledger.live_records()):
+        for request_id in list(self.ledger.pursued):
+            record = self.ledger.records[request_id].value
+            assert record is not None, "what is pursued can be read"
             self.carrying.pursue(record)
         self._tidy()
 
@@ -462,18 +468,19 @@ class Core:
 
     def _tidy(self) -> None:
         self.carrying.hands.tidy(self.now_us)
-        limit_us = self.rules.final_ttl_s * 1_000_000
-        for request_id, stored in list(self.ledger.records.items()):
-            gone = stored.value is None or stored.value.state.final
-            if gone and not stored.broken and self.now_us - stored.seen_us > limit_us:
-                self.ledger.forget(request_id)
-                self.telling.forget(request_id)
+        for request_id in self.ledger.outlived(self.now_us - self.rules.final_ttl_s * 1_000_000):
+            self.ledger.forget(request_id)
+            self.telling.forget(request_id)
 
     def _drain(self, _: Draining) -> None:
         """What is in hand goes to the others at once, not when they have missed this placer."""
         self._draining = True
         self._effects += self.recovery.give_back()
         self.commits.add(Resign())
+
+
+def _comes_later(effect: Effect) -> bool:
+    return not isinstance(effect, Reply)
 
 
 def _timeless(facts: NodeFacts) -> NodeFacts:

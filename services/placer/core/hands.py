@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from services.placer.core.containers import ListNode, Resize, Start, Stop
 
 REMEMBERED_US = 60_000_000
@@ -32,6 +34,7 @@ class Hands:
 
     def ended(self, container: str, now_us: int) -> Start | Stop | Resize | None:
         """What was in hand for a container."""
+        self._ended_us.pop(container, None)  # they stand in the order of their times
         self._ended_us[container] = now_us
         return self._containers.pop(container, None)
 
@@ -44,7 +47,8 @@ class Hands:
         return container in self._containers or self._ended_us.get(container, -1) >= since_us
 
     def tidy(self, now_us: int) -> None:
-        self._ended_us = {name: at for name, at in self._ended_us.items() if now_us - at < REMEMBERED_US}
+        for name in list(takewhile(lambda name: now_us - self._ended_us[name] >= REMEMBERED_US, self._ended_us)):
+            del self._ended_us[name]
 
     def __len__(self) -> int:
         return len(self._containers) + len(self._lists)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from services.placer.core.records import HOLDING, NO_STATES, holders, overall, reservation_of
@@ -45,12 +44,14 @@ def _last_state(record: RequestRecord) -> str | None:
 
 def node_faults(node: str, reservations: Iterable[Reservation]) -> Iterator[str]:
     """No device is over-committed by reservations of this ledger, and nothing is reserved twice."""
-    share: Counter[str] = Counter()
-    seen: Counter[tuple[str, int, int]] = Counter()
+    share: dict[str, int] = {}
+    seen: dict[tuple[str, int, int], int] = {}
     for each in reservations:
         if each.container is None:
-            share.update(dict.fromkeys(each.devices, each.share_micro))
-            seen[each.request_id, each.replica, each.generation] += 1
+            for device in each.devices:
+                share[device] = share.get(device, 0) + each.share_micro
+            held = (each.request_id, each.replica, each.generation)
+            seen[held] = seen.get(held, 0) + 1
     yield from (
         f"{node}: {device} promises {total} of {SHARE_WHOLE_MICRO}"
         for device, total in share.items()

@@ -32,16 +32,14 @@ class Leader:
     def beat(self, now_us: int) -> list[Intent]:
         """Once per beat: take over what nobody carries on, and have somebody leave a device at risk."""
         self.queue.review()
-        gone = {owner for owner in self._owners() - {self._me} if not self._leases.alive(owner, now_us)}
-        orphans = [TakeOver(record.request_id) for record in self._ledger.live_records() if record.owner in gone]
+        owned = self._ledger.owned
+        gone = [owner for owner in sorted(owned.keys() - {self._me}) if not self._leases.alive(owner, now_us)]
+        orphans = [TakeOver(request_id) for owner in gone for request_id in sorted(owned[owner])]
         return [*orphans, *self._moves.away(now_us)]
 
     def gone(self, now_us: int) -> tuple[str, ...]:
         """Placers that are no more and own nothing that goes on: what they left untold is all that is left of them."""
-        return tuple(sorted(set(self._leases.expired(now_us)) - {self._me} - self._owners()))
-
-    def _owners(self) -> set[str]:
-        return {record.owner for record in self._ledger.live_records() if not record.state.final}
+        return tuple(sorted(set(self._leases.expired(now_us)) - {self._me} - self._ledger.owned.keys()))
 
     def soon(self, now_us: int, wall_us: int) -> list[Intent]:
         """Several times a second: holds whose time is over, the queue, moves. Who does not lead forgets the queue."""

@@ -7,8 +7,11 @@ something else was planned in the same batch sees it, and nothing of it remains 
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import takewhile
 from typing import Any, Generic, TypeVar
 
 from services.placer.core.cluster import Cluster
@@ -38,6 +41,9 @@ class Stored(Generic[M]):
     broken: bool = False
 
 
+_ABSENT: Stored[Any] = Stored()
+
+
 @dataclass(frozen=True, slots=True)
 class Key:
     """A key taken apart; `kind` is the name of one of the ledger's tables."""
@@ -46,6 +52,7 @@ class Key:
     name: str
 
 
+@lru_cache(maxsize=4096)
 def parse_key(key: str) -> Key:
     """Raises FieldError for a key that is none of the ledger's."""
     kind, dot, token = key.partition(".")
@@ -75,6 +82,12 @@ class Ledger:
         after those clears it."""
         self.elsewhere: set[str] = set()
         """Requests of which a replica is being started at a second place."""
+        self.owned: dict[str, set[str]] = {}
+        """By owner: requests that go on, or may."""
+        self.pursued: set[str] = set()
+        """Requests of which something is to be stopped or resized."""
+        self.ended: dict[str, None] = {}
+        """Requests that are over, in the order in which that was seen."""
         self.helped: set[str] = set()
         """Requests that wait and for which others may still move."""
         self.rebuilt: set[str] = set()
@@ -140,7 +153,7 @@ class Ledger:
         except FieldError:
             return None
         table = self._tables[key.kind]
-        known: Stored[Message] = table.get(key.name, Stored())
+        known: Stored[Message] = table.get(key.name, _ABSENT)
         gone = change.value is None and change.revision == 0
         if (gone and not _may_vanish(known)) or (not gone and change.revision <= known.revision):
             return None
@@ -155,19 +168,44 @@ class Ledger:
         """Nothing is known any more."""
         for kind in _KEYS:
             self._tables[kind].clear()
-        for names in (self.live, self.waiting, self.held, self.elsewhere, self.helped, self.rebuilt):
+        for names in (self.live, self.waiting, self.held, self.elsewhere, self.helped, self.pursued, self.rebuilt):
             names.clear()
+        self.owned.clear()
+        self.ended.clear()
 
     def forget(self, request_id: str) -> None:
         """Drop a record whose time in the ledger is over."""
         self.records.pop(request_id, None)
+        self.ended.pop(request_id, None)
         for names in (self.live, self.waiting, self.held):
             names.discard(request_id)
+
+    def outlived(self, seen_before_us: int) -> list[str]:
+        """Requests that were seen to be over before that."""
+        return list(takewhile(lambda name: self.records[name].seen_us < seen_before_us, self.ended))
+
+    def index_faults(self) -> Iterator[str]:
+        """Where what is kept beside the records is not what a look at every record finds."""
+        seen = {name: stored.value for name, stored in self.records.items() if stored.value and not stored.value.final}
+        going = {name: record for name, record in seen.items() if not record.state.final}
+        owners = {record.owner for record in going.values()}
+        if self.live != seen.keys():
+            yield f"live: {self.live ^ seen.keys()}"
+        if self.owned != {o: {name for name, record in going.items() if record.owner == o} for o in owners}:
+            yield f"owned: {self.owned}"
+        if self.pursued != {name for name, record in seen.items() if _is_pursued(record)}:
+            yield f"pursued: {self.pursued}"
+        over = {n for n, s in self.records.items() if not s.broken and (s.value is None or s.value.state.final)}
+        if self.ended.keys() != over:
+            yield f"ended: {self.ended.keys() ^ over}"
 
     def _index(self, key: Key, before: Stored[Any]) -> None:
         if key.kind == "request":
             stored = self.records.get(key.name)
             record = stored.value if stored and stored.value and not stored.value.final else None
+            self._index_end(key.name, stored)
+            self._index_owner(key.name, before.value, record)
+            _keep(self.pursued, key.name, kept=record is not None and _is_pursued(record))
             _keep(self.live, key.name, kept=record is not None)
             _keep(self.waiting, key.name, kept=record is not None and record.state in UNPLACED)
             _keep(self.held, key.name, kept=record is not None and record.state == State.HELD)
@@ -182,9 +220,30 @@ class Ledger:
             if before.value and _gave_up(before.value.reservations, self.reservations(key.name)):
                 self.freed.add(key.name)
 
+    def _index_end(self, name: str, stored: Stored[RequestRecord] | None) -> None:
+        self.ended.pop(name, None)
+        if stored is not None and not stored.broken and (stored.value is None or stored.value.state.final):
+            self.ended[name] = None
+
+    def _index_owner(self, name: str, before: RequestRecord | None, now: RequestRecord | None) -> None:
+        owner = now.owner if now is not None and not now.state.final else None
+        if before is not None and before.owner != owner and name in (names := self.owned.get(before.owner, set())):
+            names.discard(name)
+            if not names:
+                del self.owned[before.owner]
+        if owner is not None:
+            self.owned.setdefault(owner, set()).add(name)
+
 
 def _keep(names: set[str], name: str, *, kept: bool) -> None:
     (names.add if kept else names.discard)(name)
+
+
+def _is_pursued(record: RequestRecord) -> bool:
+    return any(
+        each.state == State.STOPPING or each.leaving is not None or each.resizing is not None
+        for each in record.replicas
+    )
 
 
 def _is_helped(record: RequestRecord) -> bool:
@@ -310,7 +369,10 @@ class Draft:
         chosen = set(replicas)
         for each in holders(record):
             if each.replica in chosen and each.node is not None:
-                self.set_reservations(each.node, (*self.reservations(each.node), reservation_of(record, each)))
+                come, held = reservation_of(record, each), list(self.reservations(each.node))
+                insort(held, come, key=_held)
+                self._nodes[each.node] = now = tuple(held)
+                self._cluster.set_reservations(each.node, now, come)
 
     def free(self, record: RequestRecord, replicas: Iterable[int] | None = None) -> None:
         """Take the reservations of these replicas (all of them where None) from their nodes."""
@@ -342,7 +404,9 @@ class Draft:
             writes.append(self._write(request_key(request_id), record, ttl_s))
         for node, reservations in self._nodes.items():
             if reservations != self._ledger.reservations(node):
-                writes.append(self._write(node_key(node), NodeReservations(node=node, reservations=reservations)))
+                # made as it is: what is kept of it is the very tuple that the cluster has counted
+                held = NodeReservations.model_construct(node=node, reservations=reservations)
+                writes.append(self._write(node_key(node), held))
         for name, lease in self._leases.items():
             writes.append(self._write(lease_key(name), lease))
         if len(writes) > MOST_KEYS:
@@ -375,8 +439,10 @@ class Draft:
 
 def _gave_up(before: Iterable[Reservation], after: Iterable[Reservation]) -> bool:
     """Whether somebody left, or has less of the node's CPU or memory: all that can change of a reservation."""
-    sizes = {_held(each): (each.cpu_milli, each.memory_mib) for each in after}
-    for each in before:
+    here = set(map(id, after))
+    changed = [each for each in before if id(each) not in here]
+    sizes = {_held(each): (each.cpu_milli, each.memory_mib) for each in after} if changed else {}
+    for each in changed:
         cpu, memory = sizes.get(_held(each), (-1, -1))
         if cpu < each.cpu_milli or memory < each.memory_mib:
             return True

@@ -52,7 +52,8 @@ class Judge:
         result = Judgement()
         rebuilt: list[Reservation] = []
         for found in listed.found:
-            self._one(found, result, rebuilt)
+            if not self._runs_as_it_should(found):
+                self._one(found, result, rebuilt)
         self._missing(listed, asked_us, result)
         if rebuilt or listed.node in self.ledger.rebuilt:
             result.intents.append(Account(listed.node, tuple(rebuilt)))
@@ -63,11 +64,28 @@ class Judge:
         held = {
             found.labels.reservation.request_id
             for found in listed.found
-            if found.running and found.labels is not None and self._unexplained(found.labels) not in {None, "foreign"}
+            if found.running
+            and not self._runs_as_it_should(found)
+            and found.labels is not None
+            and self._unexplained(found.labels) not in {None, "foreign"}
         }
         return sorted(held)
 
     # --- what is there ---
+
+    def _runs_as_it_should(self, found: Found) -> bool:
+        """As nearly all do, so that there is nothing to say: its replica has started, in this generation, here."""
+        labels = found.labels
+        if not found.running or labels is None or labels.ledger_id != self.ledger_id:
+            return False
+        held = labels.reservation
+        stored = self.ledger.records.get(held.request_id)
+        if stored is None or stored.value is None or stored.value.state != State.STARTED:
+            return False
+        replica = replica_of(stored.value, held.replica)
+        if replica is None or replica.state != State.STARTED:
+            return False
+        return replica.generation == held.generation and replica.node == labels.node
 
     def _one(self, found: Found, result: Judgement, rebuilt: list[Reservation]) -> None:
         if found.labels is None:
@@ -136,12 +154,13 @@ class Judge:
     def _missing(self, listed: Listed, asked_us: int, result: Judgement) -> None:
         there = {_which(found.labels.reservation) for found in listed.found if found.labels}
         for held in self.ledger.reservations(listed.node):
+            if _which(held) in there:
+                continue
             stored = self.ledger.records.get(held.request_id)
             record = stored.value if stored else None
             if record is None or stored is None or stored.seen_us >= asked_us or record.owner != self.me:
                 continue
-            site = site_of(record, held.replica, held.generation)
-            if site and _which(held) not in there:
+            if site := site_of(record, held.replica, held.generation):
                 self._gone(record, site, result)
 
     def _gone(self, record: RequestRecord, replica: ReplicaRecord, result: Judgement) -> None:

@@ -129,7 +129,10 @@ def _exit_code(replicas: Sequence[ReplicaRecord]) -> int | None:
 
 
 def replica_of(record: RequestRecord, number: int) -> ReplicaRecord | None:
-    return next((each for each in record.replicas if each.replica == number), None)
+    for each in record.replicas:
+        if each.replica == number:
+            return each
+    return None
 
 
 def with_replica(record: RequestRecord, changed: ReplicaRecord) -> tuple[ReplicaRecord, ...]:
@@ -337,7 +340,7 @@ def event_of(record: RequestRecord, step: Step, ledger_id: str) -> PlaceEvent:
         "name": record.body.name if record.body else None,
         "detail": step.detail,
     }
-    if step == record.steps[-1]:
+    if step is record.steps[-1]:
         said |= {"placements": placements(record, ledger_id), "exit_code": record.exit_code}
         if step.state in {State.QUEUED, State.REJECTED, State.WAITING, State.FAILED}:
             said |= {"reasons": record.reasons}
