@@ -181,7 +181,9 @@ def test_a_start_that_was_given_up_and_runs_after_all_is_stopped() -> None:
     assert [] == world.bus_events()
 
 
-@pytest.mark.parametrize("restart, states", [("never", ["stopping", "exited"]), ("on_failure", ["waiting", "placed", "started"])])
+@pytest.mark.parametrize(
+    "restart, states", [("never", ["stopping", "exited"]), ("on_failure", ["waiting", "placed", "started"])]
+)
 def test_what_ends_while_it_moves_ends_as_it_would_have_without_the_move(restart: str, states: list[str]) -> None:
     world, name = begun(restart=restart)
     (old,) = world.running(name)

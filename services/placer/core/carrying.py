@@ -114,12 +114,14 @@ class Carrying:
             owned = (record for record in placer.ledger.live_records() if record.owner == placer.me)
             wanted &= {node for record in owned for node in nodes_of(record)}
         self._to_list = [node for node in self._to_list if node in wanted] or sorted(wanted)
-        self.carry([ListNode(node) for node in self._to_list[:MOST_LISTS]])
+        unheard = placer.leader.losses.unheard[:MOST_LISTS]
+        self.carry([ListNode(node) for node in (*unheard, *self._to_list[:MOST_LISTS])])
         del self._to_list[:MOST_LISTS]
 
     def listed(self, event: Listed) -> None:
         """What the view does not explain is read first: the watch may be behind, and the container newer than it."""
         placer, asked_us = self._placer, self.hands.listed(event.node)
+        placer.leader.losses.answered(event.node)
         if asked_us is None or not placer.following.ok or placer.following.ledger_id is None:
             return
         if doubtful := self._judge(asked_us).doubtful(event):
@@ -154,6 +156,7 @@ class Carrying:
     def list_failed(self, event: ListFailed) -> None:
         """Nothing is known of the node's containers, so nothing is concluded."""
         self.hands.listed(event.node)
+        self._placer.leader.losses.failed(event.node, self._placer.now_us)
         self._placer.counters["lists.failed"] += 1
 
     def ended(self, event: Ended) -> None:
