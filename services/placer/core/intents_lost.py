@@ -149,7 +149,7 @@ class Vanished(MarkExited):
 
 @dataclass(frozen=True)
 class NodeGone(Intent):
-    """All that is on a node has ended, an operator says: what is reserved there is given back. Holds run out themselves.
+    """All that is on a node has ended, an operator says: its reservations are given back. A hold runs out by itself.
 
     Should the node come back, what runs there is of a generation that nobody knows any more, and is stopped.
     """
