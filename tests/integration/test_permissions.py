@@ -482,4 +482,4 @@ def test_the_command_works_with_a_clients_key_and_with_the_operators(
     assert 0 == main(["ledger", "accept", "0123abcd"])
     assert 0 == main(["explain", "typed"])
     assert 2 == main(["defragment", "typed", "-o", "json"])
-    assert 0 == main(["ledger", "gone", "n9", "-o", "json"])
+    assert 0 == main(["ledger", "gone", "n9"])
