@@ -12,7 +12,7 @@ from cli import client as clients
 from cli import events
 from cli.client import Client
 from cli.output import CommandError, Exit, Output, clock_time
-from services.placer.core.records import said
+from services.placer.core.records import nodes_of, said
 from shared.bus import StoredMsg
 from shared.messages import (
     PULLING,
@@ -126,17 +126,19 @@ def _wanted(record: RequestRecord | None) -> Iterator[str]:
 
 async def _elsewhere(client: Client, record: RequestRecord | None) -> list[str]:
     """What is not where it should be: on nodes that do not answer, and at second places."""
-    lines = []
-    for each in record.replicas if record else ():
-        for site, says in ((each, "is"), (each.to, "is being started"), (each.leaving, "may still run")):
-            if site is None or site.node is None:
-                continue
-            facts = await client.read_key(NODES, node_key(site.node), NodeFacts)
-            lost = f", which is {facts.state}" if facts and facts.state in _AWAY else ""
-            if lost or site is not each:
-                which = f"replica {each.replica}, generation {site.generation}"
-                lines.append(f"  {which}, {says} on {site.node}{lost}: reserved there")
-    return lines
+    if record is None:
+        return []
+    away = {}
+    for node in nodes_of(record):
+        facts = await client.read_key(NODES, node_key(node), NodeFacts)
+        if facts is not None and facts.state in _AWAY:
+            away[node] = f", which is {facts.state}"
+    return [
+        f"  replica {each.replica}, generation {site.generation}, {says} on {site.node}{away.get(site.node, '')}: reserved"
+        for each in record.replicas
+        for site, says in ((each, "is"), (each.to, "is being started"), (each.leaving, "may still run"))
+        if site is not None and site.node is not None and (site is not each or site.node in away)
+    ]
 
 
 def _step(event: PlaceEvent) -> Iterator[str]:

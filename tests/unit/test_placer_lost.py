@@ -381,6 +381,30 @@ def test_from_a_lost_device_who_asked_for_it_moves_also_a_hard_one(kind: str, on
     world.check_settled()
 
 
+def test_a_device_that_its_node_does_not_list_any_more_is_lost_too() -> None:
+    world = cluster()
+    run_on(world, "n1", on_risk="move")
+    (bad,) = world.record("a").replicas[0].devices
+    kept = tuple(each for each in world.facts["n1"].devices if each.uuid != bad)
+    world.set_facts(world.facts["n1"].model_copy(update={"devices": kept}))
+    world.pass_time(GRACE_S + 4)
+    assert details(world)[0].endswith(f"since {bad} is not there any more")
+    assert [2] == [generation for _, generation in places(world)]
+    world.check_settled()
+
+
+def test_a_device_that_is_well_again_in_time_moves_nobody() -> None:
+    world = cluster()
+    run_on(world, "n1", on_risk="move")
+    well = world.facts["n1"]
+    for _ in range(2):
+        break_device(world, "n1")
+        world.pass_time(GRACE_S - 2)
+        world.set_facts(well)
+        world.pass_time(2)
+    assert [("n1", 1)] == places(world) == runs(world)
+
+
 # --- how many, and when not ---
 
 
