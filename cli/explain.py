@@ -134,7 +134,7 @@ async def _elsewhere(client: Client, record: RequestRecord | None) -> list[str]:
         if facts is not None and facts.state in _AWAY:
             away[node] = f", which is {facts.state}"
     return [
-        f"  replica {each.replica}, generation {site.generation}, {says} on {site.node}{away.get(site.node, '')}: reserved"
+        f"  replica {each.replica}, generation {site.generation}, {says} on {site.node}{away.get(site.node, '')}"
         for each in record.replicas
         for site, says in ((each, "is"), (each.to, "is being started"), (each.leaving, "may still run"))
         if site is not None and site.node is not None and (site is not each or site.node in away)
