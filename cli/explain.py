@@ -12,7 +12,7 @@ from cli import client as clients
 from cli import events
 from cli.client import Client
 from cli.output import CommandError, Exit, Output, clock_time
-from services.placer.core.records import said
+from services.placer.core.records import nodes_of, said
 from shared.bus import StoredMsg
 from shared.messages import (
     PULLING,
@@ -22,6 +22,7 @@ from shared.messages import (
     NodeDeadlines,
     NodeFacts,
     NodeReservations,
+    NodeState,
     PlaceEvent,
     RequestRecord,
     Reservation,
@@ -30,6 +31,7 @@ from shared.subjects import DEADLINES, EVENTS_STREAM, LEDGER, NODES, node_key, r
 from shared.units import format_mib, format_ratio, format_us
 
 HELP = "tell the story of a request, of a node, or of a device (NODE/UUID or NODE/INDEX)"
+_AWAY = frozenset({NodeState.UNREACHABLE, NodeState.LOST})
 MISSES = 5
 """Of a container's misses, how many of the last are told one by one."""
 
@@ -75,6 +77,8 @@ async def _request(
     yield _head(request_id, record)
     for line in _wanted(record):
         yield line
+    for line in await _elsewhere(client, record):
+        yield line
     for event in once_each(told):
         for line in _step(event):
             yield line
@@ -118,6 +122,23 @@ def _wanted(record: RequestRecord | None) -> Iterator[str]:
             f"  {timing.kind} deadline {format_us(timing.deadline_us)}, runtime {format_us(timing.runtime_us)} every"
             f" {period}, guarantee {format_ratio(timing.guarantee)}"
         )
+
+
+async def _elsewhere(client: Client, record: RequestRecord | None) -> list[str]:
+    """What is not where it should be: on nodes that do not answer, and at second places."""
+    if record is None:
+        return []
+    away = {}
+    for node in nodes_of(record):
+        facts = await client.read_key(NODES, node_key(node), NodeFacts)
+        if facts is not None and facts.state in _AWAY:
+            away[node] = f", which is {facts.state}"
+    return [
+        f"  replica {each.replica}, generation {site.generation}, {says} on {site.node}{away.get(site.node, '')}"
+        for each in record.replicas
+        for site, says in ((each, "is"), (each.to, "is being started"), (each.leaving, "may still run"))
+        if site is not None and site.node is not None and (site is not each or site.node in away)
+    ]
 
 
 def _step(event: PlaceEvent) -> Iterator[str]:

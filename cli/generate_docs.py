@@ -34,6 +34,7 @@ CONTRACT = (
     messages.ConfirmRequest,
     messages.ResizeRequest,
     messages.DefragmentRequest,
+    messages.GoneRequest,
     messages.ReleaseRequest,
     messages.PlaceEvent,
     messages.TaskBatch,

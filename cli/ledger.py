@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from cli import client as clients
-from cli import release
+from cli import place, release
 from cli.client import Client
 from cli.output import CommandError, Exit, Output
 from cli.simulate import NODES_FILE, REQUESTS_FILE
 from shared.bus.snapshot import CHUNK_BYTES
 from shared.effects import CommitOutcome, Write
 from shared.errors import BusError
-from shared.messages import LedgerIdentity, PlaceReply, RequestRecord
+from shared.messages import GoneRequest, LedgerIdentity, PlaceReply, RequestRecord
 from shared.subjects import LEDGER, NODES, request_key
 
-HELP = "back up, restore and export the ledger, accept one that was lost, or forget what no ledger explains"
+HELP = "back up, restore and export the ledger, accept one that was lost, or say what is gone for good"
 IDENTITY = "ledger"
 DESCRIBED, PACKED = "backup.json", "stream.tar.s2"
 """The files of a backup, as `nats stream backup` names them too; the first is written last."""
@@ -32,7 +32,7 @@ EXPORTED = {REQUESTS_FILE: (LEDGER, "request."), NODES_FILE: (NODES, "node.")}
 
 
 def arguments(parser: ArgumentParser) -> None:
-    words = parser.add_subparsers(dest="word", required=True, metavar="backup|restore|export|accept|forget")
+    words = parser.add_subparsers(dest="word", required=True, metavar="backup|restore|export|accept|forget|gone")
     backup = words.add_parser("backup", help="write the ledger as it is now into a new folder, at any time")
     backup.add_argument("folder", type=Path)
     restore = words.add_parser("restore", help="make the ledger of a backup; stop all placers before")
@@ -46,11 +46,13 @@ def arguments(parser: ArgumentParser) -> None:
     accept.add_argument("former", nargs="*", metavar="LEDGER_ID", help="as the alarm or a container's labels name it")
     forget = words.add_parser("forget", help="remove the containers of a request that the ledger does not know")
     forget.add_argument("request_id")
+    gone = words.add_parser("gone", help="give back all that is reserved on a node that will not come back")
+    gone.add_argument("node")
 
 
 def run(args: Namespace, output: Output) -> Exit:
-    work = {"backup": _backup, "restore": _restore, "export": _export, "accept": _accept, "forget": _forget}
-    return work[args.word](args, output)
+    work = {"backup": _backup, "restore": _restore, "export": _export, "accept": _accept}
+    return (work | {"forget": _forget, "gone": _gone})[args.word](args, output)
 
 
 def _backup(args: Namespace, output: Output) -> Exit:
@@ -188,3 +190,15 @@ async def _forgotten(args: Namespace) -> PlaceReply:
 
 def _told(reply: PlaceReply) -> str:
     return f"{reply.request_id} is written as released: containers of it that are found will be removed"
+
+
+def _gone(args: Namespace, output: Output) -> Exit:
+    reply = asyncio.run(_asked(args, GoneRequest(node=args.node)))
+    lines = place.why(reply) if reply.error else [f"{args.node}: {reply.freed} reservation(s) given back"]
+    output.result(reply, lambda console: console.print("\n".join(lines), markup=False))
+    return Exit.USAGE if reply.outcome == "error" else Exit.OK
+
+
+async def _asked(args: Namespace, request: GoneRequest) -> PlaceReply:
+    async with clients.of(args) as client:
+        return await client.ask(client.subjects.gone, request, PlaceReply)

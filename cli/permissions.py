@@ -72,7 +72,8 @@ class Rules:
     def placer(self) -> User:
         says = (f"{self.prefix}.events.place.>", self._key(LEDGER), *self._reads(LEDGER, NODES))
         says = (*says, *self._works(PLACE_STREAM, "placer"), *self._makes_streams())
-        hears = tuple(f"{self.prefix}.{word}" for word in ("place", "confirm", "resize", "defragment", "release"))
+        asked = ("place", "confirm", "resize", "defragment", "gone", "release")
+        hears = tuple(f"{self.prefix}.{word}" for word in asked)
         return self._service("placer", "decides; keeps the ledger; makes and mends the streams", says, hears)
 
     def kube_bridge(self) -> User:
@@ -87,10 +88,14 @@ class Rules:
     # --- everybody else ---
 
     def operator(self) -> User:
-        """Whoever runs the cluster: everything that is read, streams, moves, and the ledger's identity."""
-        own = (f"{self.prefix}.defragment", f"$KV.{named(LEDGER, self.prefix)}.ledger", "$SRV.>", "$JS.>")
+        """Whoever runs the cluster: everything that is read, streams, moves, lost nodes, and the ledger's identity."""
+        words = (f"{self.prefix}.defragment", f"{self.prefix}.gone")
+        own = (*words, f"$KV.{named(LEDGER, self.prefix)}.ledger", "$SRV.>", "$JS.>")
         says = (*self._asks(), *own, self._inbox(OPERATOR))
-        about = "runs the cluster: reads all, moves containers, makes, deletes and restores streams, accepts a ledger"
+        about = (
+            "runs the cluster: reads all, moves containers, says that a node is gone, accepts a ledger;"
+            " makes, deletes and restores streams"
+        )
         return User(OPERATOR, CORE, about, says, (f"{self.prefix}.>", self._inbox(OPERATOR)))
 
     def monitor(self, token: str) -> User:

@@ -88,6 +88,10 @@ class Subjects:
         return f"{self.prefix}.defragment"
 
     @property
+    def gone(self) -> str:
+        return f"{self.prefix}.gone"
+
+    @property
     def nodes(self) -> str:
         return f"{self.prefix}.nodes"
 

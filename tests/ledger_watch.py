@@ -34,7 +34,7 @@ FOLLOWS = {
     "placed": {"placed", "started", "waiting", "stopping", "failed"},
     "waiting": {"waiting", "placed", "stopping", "released", "failed"},
     "started": {"waiting", "stopping", "exited"},
-    "stopping": {"released", "failed"},
+    "stopping": {"released", "failed", "exited"},
 }
 """Which state may follow which (docs/ledger.md); nothing follows the others."""
 
@@ -211,7 +211,9 @@ def _unsound(record: Json) -> Iterator[str]:
         yield f"is {state}, its last step says {words[-1:]}"
     if final != (state in FINAL) and not (state == "expired" and not final):
         yield f"is {state}, and final says {final}"
-    if final and any(each["state"] in HOLDING | {"waiting"} for each in record.get("replicas", ())):
+    if final and any(
+        each["state"] in HOLDING | {"waiting"} or each.get("leaving") for each in record.get("replicas", ())
+    ):
         yield f"is final, its replicas are {[each['state'] for each in record['replicas']]}"
     numbers = [step["number"] for step in steps]
     if numbers != list(range(numbers[0], numbers[0] + len(numbers))):

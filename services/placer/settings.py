@@ -64,6 +64,14 @@ class PlacerSettings(ServiceSettings):
     """Containers that are being started elsewhere at a time: each has two reservations meanwhile."""
     move_rest_us: int = Field(default=600_000_000, ge=0)
     """How long who has moved stays where it is, unless an operator asks: ten minutes, much longer than most starts."""
+    lost_grace_us: int = Field(default=60_000_000, ge=0)
+    """How long a node is lost, or a device, before who is there is placed again: a host that starts anew is mostly back
+    by then, and who was placed again meanwhile starts from nothing."""
+    lost_at_once: int = Field(default=10, ge=0, le=1_000)
+    """How many are placed again in a second, so that many lost nodes are no storm; 0: nobody is."""
+    lost_most_ratio: float = Field(default=0.5, ge=0, le=1)
+    """Where a larger part of all nodes cannot be reached nobody is placed again: it is more likely that the placers are
+    cut off than that so many have died."""
     start_timeout_us: int = Field(default=300_000_000, ge=1_000_000)
     """A start that takes longer counts as failed: five minutes pull a large image."""
 
@@ -101,5 +109,8 @@ class PlacerSettings(ServiceSettings):
             defragment=self.defragment,
             moves_at_once=self.moves_at_once,
             move_rest_us=self.move_rest_us,
+            lost_grace_us=self.lost_grace_us,
+            lost_at_once=self.lost_at_once,
+            lost_most_ratio=self.lost_most_ratio,
             strategies=with_profiles(self.profiles),
         )

@@ -81,11 +81,13 @@ class Size(Message):
 
 
 class Site(Message):
-    """The other place that one replica has while it moves."""
+    """The second place that one replica has: while it moves, or where it was on a node that was lost."""
 
     generation: int
     node: Name
     devices: tuple[str, ...] = ()
+    size: Size | None = None
+    """What is reserved there, where that is not what the replica has."""
 
 
 class ReplicaRecord(Message):
@@ -104,7 +106,7 @@ class ReplicaRecord(Message):
     to: Site | None = None
     """Where it moves: reserved, and being started there; until that is seen to run it is where it was."""
     leaving: Site | None = None
-    """Where it moved from, or was to move: reserved until it was seen to be gone from there."""
+    """Where it was, or was to move: reserved until it was seen to be gone from there."""
     used: int = 0
     """The newest generation that a move was given: the next one is newer, also where that move came to nothing."""
 

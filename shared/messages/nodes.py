@@ -189,6 +189,6 @@ class BusEvent(Message):
     service: Name
     instance: str
     kind: str
-    """reconnected, slow_consumer, watch_restarted, dropped, ledger_foreign, ledger_accepted."""
+    """reconnected, slow_consumer, watch_restarted, dropped, ledger_foreign, ledger_accepted, nodes_lost."""
     detail: str
     gap_us: int | None = None

@@ -1,4 +1,4 @@
-"""What placers are asked and answer: rt.place, rt.confirm, rt.resize, rt.defragment, rt.release; rt.events.place.*."""
+"""What placers are asked and answer: rt.place, rt.confirm, rt.resize, rt.defragment, rt.gone, rt.release; and tell."""
 
 from __future__ import annotations
 
@@ -155,7 +155,8 @@ class PlaceRequest(Message):
     hold_us: Annotated[int, Field(gt=0, le=3_600_000_000)] | None = None
     restart: Literal["never", "on_failure"] = "never"
     on_risk: Literal["notify", "move"] = "notify"
-    """What follows where a guarantee is missed on its device: an event alone, or it is also moved to another one."""
+    """What follows where a guarantee is missed on its device or that is lost: an event alone, or a move to another one.
+    Who may move, or is restarted on failure, is also placed again where its node is lost."""
     dry_run: bool = False
 
     @classmethod
@@ -252,7 +253,7 @@ class FieldFault(Message):
 
 
 class PlaceReply(Message):
-    """The one answer to rt.place, rt.confirm, rt.resize, rt.defragment and rt.release."""
+    """The one answer to rt.place, rt.confirm, rt.resize, rt.defragment, rt.gone and rt.release."""
 
     outcome: str
     request_id: str | None
@@ -278,6 +279,8 @@ class PlaceReply(Message):
     cpu_milli: int | None = None
     """Of rt.resize: what each replica has, or is being given; 0 is no limit."""
     memory_mib: int | None = None
+    freed: int | None = None
+    """Of rt.gone: how many reservations were given back."""
 
     @classmethod
     def of_error(cls, fault: FieldError, request_id: str | None = None) -> Self:
@@ -299,6 +302,12 @@ class DefragmentRequest(Message):
     """Let others move so that this one, which waits, fits."""
 
     request_id: Name
+
+
+class GoneRequest(Message):
+    """An operator's word that a node which is unreachable or lost is gone for good, and all that ran there with it."""
+
+    node: Name
 
 
 class ResizeRequest(Message):

@@ -84,7 +84,7 @@ class LedgerChecker:
         self.faults += [
             f"{found.request_id} is final, and replica {each.replica} is {each.state}"
             for each in found.replicas
-            if found.final and each.state in _HOLDING
+            if found.final and (each.state in _HOLDING or each.leaving)
         ]
 
     def _held(self) -> Counter[Held]:
@@ -106,7 +106,7 @@ class LedgerChecker:
 
 
 def _sites(replica: ReplicaRecord) -> list[ReplicaRecord | Site]:
-    """Where it is, and where it moves to or what it leaves."""
+    """Where it is, and where it moves to or was before."""
     sites = (replica if replica.state in _HOLDING else None, replica.to, replica.leaving)
     return [each for each in sites if each is not None]
 

@@ -26,6 +26,7 @@ SUBJECTS = {
     "rt.confirm": ("ConfirmRequest",),
     "rt.resize": ("ResizeRequest",),
     "rt.defragment": ("DefragmentRequest",),
+    "rt.gone": ("GoneRequest",),
     "rt.release": ("ReleaseRequest",),
     "rt.nodes": ("NodesQuery",),
     "rt.metrics.fuzz": ("NodeMetrics",),

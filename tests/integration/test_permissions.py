@@ -475,8 +475,11 @@ def test_the_command_works_with_a_clients_key_and_with_the_operators(
     assert "not allowed to publish on $JS.API" in capsys.readouterr().err
     assert 4 == main(["defragment", "typed"])
     assert "not allowed to publish on rt.defragment" in capsys.readouterr().err
+    assert 4 == main(["ledger", "gone", "n9"])
+    assert "not allowed to publish on rt.gone" in capsys.readouterr().err
     monkeypatch.setenv("LAXITY_NATS_SEED_FILE", str(cluster.keys / "operator.nk"))
     assert 0 == main(["status", "-o", "json"])
     assert 0 == main(["ledger", "accept", "0123abcd"])
     assert 0 == main(["explain", "typed"])
     assert 2 == main(["defragment", "typed", "-o", "json"])
+    assert 0 == main(["ledger", "gone", "n9"])

@@ -16,7 +16,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from services.placer.core.cluster import Cluster
 from services.placer.core.intents import Rules
 from shared.effects import Commit, Disconnected, Received, Reconnected, Tick
-from shared.messages import ConfirmRequest, DefragmentRequest, PlaceRequest, ReleaseRequest, ResizeRequest, State
+from shared.messages import (
+    ConfirmRequest,
+    DefragmentRequest,
+    GoneRequest,
+    NodeState,
+    PlaceRequest,
+    ReleaseRequest,
+    ResizeRequest,
+    State,
+)
 from tests.placer_world import SECOND, WALL, World, request
 
 MOST_PLACERS = 3
@@ -69,7 +78,9 @@ class PlacersMachine(RuleBasedStateMachine):
         fragmented=st.sampled_from([None, 0, 2]),
     )
     def begin(self, placers: int, defragment: Literal["off", "waiting"], fragmented: int | None) -> None:
-        self.world.rules = Rules(defragment=defragment, moves_at_once=2, move_rest_us=5 * SECOND)
+        self.world.rules = Rules(
+            defragment=defragment, moves_at_once=2, move_rest_us=5 * SECOND, lost_grace_us=SECOND, lost_most_ratio=1.0
+        )
         self.world.add_node("n1", 2)
         self.world.add_node("n2", 1)
         for _ in range(placers):
@@ -141,6 +152,17 @@ class PlacersMachine(RuleBasedStateMachine):
     @rule(node=st.sampled_from(["n1", "n2"]), silent=st.booleans())
     def engine_is_silent(self, node: str, silent: bool) -> None:
         (self.world.silent_nodes.add if silent else self.world.silent_nodes.discard)(node)
+
+    @rule(node=st.sampled_from(["n1", "n2"]), lost=st.booleans(), silent=st.booleans())
+    def node_is_lost(self, node: str, lost: bool, silent: bool) -> None:
+        """Or back; with its engine or without."""
+        state = NodeState.LOST if lost else NodeState.READY
+        self.world.set_facts(self.world.facts[node].model_copy(update={"state": state}))
+        self.engine_is_silent(node, silent and lost)
+
+    @rule(node=st.sampled_from(["n1", "n2"]), to=SEEN_NUMBER)
+    def node_is_gone(self, node: str, to: int) -> None:
+        self.world.ask(self.pick(to), GoneRequest(node=node))
 
     # --- what takes time ---
 
@@ -230,7 +252,8 @@ class PlacersMachine(RuleBasedStateMachine):
         if not self.world.placers:
             return
         self.heal()
-        self.world.silent_nodes.clear()
+        for node in ("n1", "n2"):
+            self.node_is_lost(node, lost=False, silent=False)
         self.world.settle()
         acknowledged = {ack.token for ack in self.world.acks if ack.delay_us is None}
         for number in self.copies.keys() - acknowledged:

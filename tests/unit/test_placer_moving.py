@@ -181,7 +181,9 @@ def test_a_start_that_was_given_up_and_runs_after_all_is_stopped() -> None:
     assert [] == world.bus_events()
 
 
-@pytest.mark.parametrize("restart, states", [("never", ["exited"]), ("on_failure", ["waiting", "placed", "started"])])
+@pytest.mark.parametrize(
+    "restart, states", [("never", ["stopping", "exited"]), ("on_failure", ["waiting", "placed", "started"])]
+)
 def test_what_ends_while_it_moves_ends_as_it_would_have_without_the_move(restart: str, states: list[str]) -> None:
     world, name = begun(restart=restart)
     (old,) = world.running(name)
@@ -194,17 +196,18 @@ def test_what_ends_while_it_moves_ends_as_it_would_have_without_the_move(restart
     world.check_settled()
 
 
-def test_what_ends_right_after_it_moved_is_told_once_the_old_place_is_free() -> None:
+def test_what_ends_right_after_it_moved_is_final_once_the_old_place_is_free() -> None:
     world, name = begun()
     until(world, Stop)
     world.silent_nodes.add("n1")
     (new,) = [each for each in world.running(name) if world.boxes[each].labels.node == "n2"]
     world.end(new, 0)
     world.pass_time(5)
-    assert (State.STARTED, [("n1", 1), ("n2", 2)]) == (world.record(name).state, reserved(world, name))
+    assert (State.STOPPING, [("n1", 1)]) == (world.record(name).state, reserved(world, name))
     world.silent_nodes.clear()
     world.pass_time(5)
     assert (State.EXITED, 0) == (world.record(name).state, world.record(name).exit_code)
+    assert ["stopping", "exited"] == world.states(name)[-2:]
     world.check_settled()
 
 
@@ -231,7 +234,7 @@ def test_a_place_is_not_given_back_while_a_start_there_is_under_way() -> None:
     effect = world.tasks.popleft().effect
     world.release("p1", name)
     world.pass_time(5)
-    assert (State.STOPPING, [("n1", 1), ("n2", 2)]) == (world.record(name).state, reserved(world, name))
+    assert (State.STOPPING, [("n2", 2)]) == (world.record(name).state, reserved(world, name))
     world.tell("p1", world._start(effect))
     world.pass_time(5)
     assert (State.RELEASED, []) == (world.record(name).state, run(world, name))

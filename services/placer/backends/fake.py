@@ -11,6 +11,8 @@ FAKE_EXIT_CODE            with this code (0)
 FAKE_IGNORE_TERM          ``1``: a stop takes the whole grace
 FAKE_MOST_MEMORY_MIB      it refuses to be given more
 ========================  ========================================================================================
+
+A node whose folder has a file ``.silent`` is cut off: its containers run on, and nothing that is asked is answered.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ SETTLED_NS = 50_000_000
 """So long after a change of a folder the next one has another stamp."""
 _CHANGED = ".changed"
 """Beside the folders of nodes: a byte longer whenever what ends by itself, or has ended, is not what it was."""
+SILENT = ".silent"
 _count = itertools.count()
 _Key = tuple[Path, tuple[int, int]]
 """A record's file and which version of it: another start of the same name has another key."""
@@ -134,6 +137,7 @@ class FakeBackend:
     async def start(self, spec: StartSpec) -> Seen:
         """See Backend."""
         self._called("start", spec.labels.container)
+        self._reach(spec.labels.node)
         path = self._path(spec.labels.node, spec.labels.container)
         if (found := self._load(path)) is None:
             found = await self._begin(path, spec)
@@ -146,6 +150,7 @@ class FakeBackend:
     async def stop(self, node: str, container: str) -> None:
         """See Backend."""
         self._called("stop", container)
+        self._reach(node)
         path = self._path(node, container)
         found = self._load(path)
         if found is not None and found.ignore_term and found.seen(self._clock.now_us()).state == "running":
@@ -155,6 +160,7 @@ class FakeBackend:
     async def list(self, node: str) -> list[Seen]:
         """See Backend."""
         self._called("list", node)
+        self._reach(node)
         now_us = self._clock.now_us()
         return [record.seen(now_us) for _, record in self._records(self._folder(node))]
 
@@ -266,6 +272,10 @@ class FakeBackend:
         error, self.next_error = self.next_error, None
         if error is not None:
             raise error
+
+    def _reach(self, node: str) -> None:
+        if (self._folder(node) / SILENT).exists():
+            raise BackendError(f"{node} does not answer")
 
     def _path(self, node: str, container: str) -> Path:
         return self._folder(node) / f"{folder_name(container)}.json"

@@ -114,6 +114,7 @@ class Carrying:
             mine = (placer.ledger.records[name].value for name in placer.ledger.owned.get(placer.me, ()))
             wanted &= {node for record in mine if record is not None for node in nodes_of(record)}
         self._to_list = [node for node in self._to_list if node in wanted] or sorted(wanted)
+        self.carry([ListNode(node) for node in placer.leader.losses.unheard[:MOST_LISTS]])
         self.ask_more_lists()
 
     def ask_more_lists(self) -> None:
@@ -125,6 +126,7 @@ class Carrying:
     def listed(self, event: Listed) -> None:
         """What the view does not explain is read first: the watch may be behind, and the container newer than it."""
         placer, asked_us = self._placer, self.hands.listed(event.node)
+        placer.leader.losses.answered(event.node)
         if asked_us is None or not placer.following.ok or placer.following.ledger_id is None:
             return
         if doubtful := self._judge(asked_us).doubtful(event):
@@ -159,6 +161,7 @@ class Carrying:
     def list_failed(self, event: ListFailed) -> None:
         """Nothing is known of the node's containers, so nothing is concluded."""
         self.hands.listed(event.node)
+        self._placer.leader.losses.failed(event.node, self._placer.now_us)
         self._placer.counters["lists.failed"] += 1
 
     def ended(self, event: Ended) -> None:

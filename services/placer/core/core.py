@@ -39,12 +39,14 @@ from services.placer.core.intents import Chooser, Intent, Rules, Scope
 from services.placer.core.intents_decide import Decide
 from services.placer.core.intents_leader import CreateLedger, Lead, RenewLease, Resign
 from services.placer.core.intents_life import Confirm, Release
+from services.placer.core.intents_lost import NodeGone
 from services.placer.core.intents_moves import Defragment
 from services.placer.core.intents_resize import SetSize
 from services.placer.core.invariants import node_faults, record_faults
 from services.placer.core.leader import Leader
 from services.placer.core.leases import Leases
 from services.placer.core.ledger import IDENTITY_KEY, Draft, Ledger
+from services.placer.core.losses import Losses
 from services.placer.core.moves import Moves
 from services.placer.core.outlooks import Learned
 from services.placer.core.queue import Queue
@@ -68,6 +70,7 @@ from shared.errors import FieldError
 from shared.messages import (
     ConfirmRequest,
     DefragmentRequest,
+    GoneRequest,
     Message,
     NodeFacts,
     PlaceRequest,
@@ -108,7 +111,9 @@ class Core:
         self.telling = Telling(subjects, me)
         self.chooser = Chooser(self.cluster, capabilities, tie=me, learned=Learned(self.rules.strategies))
         queue = Queue(self.ledger, self.chooser, self.rules, self.counters)
-        self.leader = Leader(me, self.ledger, self.leases, queue, Moves(self.ledger, self.cluster, queue, self.rules))
+        moves = Moves(self.ledger, self.cluster, queue, self.rules)
+        losses = Losses(self.ledger, self.cluster, self.rules)
+        self.leader = Leader(me, self.ledger, self.leases, queue, moves, losses)
         self.carrying = Carrying(self)
         self.delivery = Delivery(self)
         self._new_ledger_id = new_ledger_id
@@ -385,6 +390,8 @@ class Core:
                 self._ask(SetSize(asked.request_id, *size, event.reply, self._replicas(asked.request_id)))
             case DefragmentRequest() as asked:
                 self._ask(Defragment(asked.request_id, event.reply))
+            case GoneRequest() as asked:
+                self._ask(NodeGone(asked.node, event.reply, len(self.ledger.reservations(asked.node))))
             case ReleaseRequest() as asked:
                 self._ask(Release(asked.request_id, event.reply, self._replicas(asked.request_id)))
 
@@ -454,7 +461,10 @@ class Core:
             if self.leader.vacant(self.now_us):
                 self.commits.add(Lead())
         if self.leader.leads:
+            doubted = self.leader.losses.too_many
             self._add(self.leader.beat(self.now_us))
+            if (doubt := self.leader.losses.too_many) and not doubted:
+                self._effects.append(self.telling.ledger("nodes_lost", doubt, self.wall_us))
         self.say(self.delivery.beat())
         for request_id in list(self.ledger.pursued):
             record = self.ledger.records[request_id].value

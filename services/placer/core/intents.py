@@ -50,6 +50,12 @@ class Rules:
     """Containers that are being started elsewhere at a time."""
     move_rest_us: int = 600 * SECOND_US
     """So long who has moved is not moved again, unless an operator asks for it."""
+    lost_grace_us: int = 60 * SECOND_US
+    """So long a node or a device is lost before who is there is placed again."""
+    lost_at_once: int = 10
+    """So many at one beat; of those that move also so many at a time."""
+    lost_most_ratio: float = 0.5
+    """Where a larger part of all nodes cannot be reached, nobody is placed again."""
     strategies: Mapping[str, Strategy] = field(default_factory=lambda: STRATEGIES)
     """By the names that requests say."""
 

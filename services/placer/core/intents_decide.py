@@ -183,8 +183,7 @@ class TryWaiting(Intent):
 def _place(scope: Scope, record: RequestRecord, fits: Fits) -> RequestRecord:
     """The record with its replicas at their places, and the reservations, in the draft."""
     placed = _placed(scope, record, fits)
-    scope.draft.put(placed)
-    scope.draft.reserve(placed, (each.replica for each in fits.assignments))
+    scope.draft.replace(record, placed, [each.replica for each in fits.assignments])
     return placed
 
 

@@ -97,7 +97,7 @@ class Release(Asked):
             return self._unknown()
         if record.final or record.state == State.STOPPING:
             return self._answer(scope, record)
-        if any(each.state in RUNNABLE for each in record.replicas):
+        if any(_may_run(each) for each in record.replicas):
             released = stopping(scope, record, "released", State.RELEASED)
         else:
             scope.draft.free(record)
@@ -115,6 +115,11 @@ def stopping(scope: Scope, record: RequestRecord, detail: str, ends_as: State) -
     )
     scope.draft.put(changed)
     return changed
+
+
+def _may_run(replica: ReplicaRecord) -> bool:
+    """There, or where it was before."""
+    return replica.state in RUNNABLE or replica.leaving is not None
 
 
 def _stopping(replica: ReplicaRecord) -> ReplicaRecord:
@@ -145,12 +150,12 @@ class Observed(Intent):
         replica = replica_of(record, self.replica)
         if replica is None:
             return ()
-        if replica.generation == self.generation:
-            return self.follow(scope, record, replica)
-        if replica.to is not None and replica.to.generation == self.generation:
-            self.there(scope, record, replica)
-        elif replica.leaving is not None and replica.leaving.generation == self.generation:
+        if replica.leaving is not None and replica.leaving.generation == self.generation:
             self.behind(scope, record, replica)
+        elif replica.to is not None and replica.to.generation == self.generation:
+            self.there(scope, record, replica)
+        elif replica.generation == self.generation:
+            return self.follow(scope, record, replica)
         return ()
 
     def follow(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> tuple[Effect, ...]:
@@ -208,7 +213,6 @@ class MarkStartFailed(Observed):
     def follow(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> tuple[Effect, ...]:
         if replica.state != State.PLACED or replica.node is None:
             return ()
-        scope.draft.free(record, [replica.replica])
         tries = record.tries + 1
         if tries >= scope.rules.most_tries:
             self._failed(scope, record.model_copy(update={"tries": tries}), replica)
@@ -223,26 +227,26 @@ class MarkStartFailed(Observed):
             backoff_us=scope.rules.backoff_us(tries),
             set_aside=tuple(sorted({*record.set_aside, replica.node})),
         )
-        scope.draft.put(waits)
+        scope.draft.replace(record, waits, [replica.replica])
         return ()
 
     def _failed(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> None:
         """One replica that fails for good stops the others and fails the request."""
         detail = f"start on {replica.node} failed, try {record.tries}: {self.reason}"
         replicas = with_replica(record, freed(replica, State.FAILED))
-        record = record.model_copy(update={"replicas": replicas})
-        if any(each.state in RUNNABLE for each in replicas):
-            stopping(scope, record, detail, State.FAILED)
+        failed = record.model_copy(update={"replicas": replicas})
+        scope.draft.replace(record, failed, [replica.replica])
+        if any(map(_may_run, replicas)):
+            stopping(scope, failed, detail, State.FAILED)
             return
         ended = tuple(each if each.state.final else freed(each, State.FAILED) for each in replicas)
-        scope.draft.put(stepped(record, State.FAILED, scope.wall_us, detail=detail, replicas=ended))
+        scope.draft.put(stepped(failed, State.FAILED, scope.wall_us, detail=detail, replicas=ended))
 
 
 @dataclass(frozen=True)
 class MarkExited(Observed):
-    """started → waiting where `restart` says so, else exited. An exit code of None is unknown, not 0.
-
-    While it moves the other place is given up first; the next list shows the end again.
+    """started → waiting where `restart` says so, else exited, once nothing of it can run elsewhere either. An exit code
+    of None is unknown, not 0. Where it was to move it does not.
     """
 
     exit_code: int | None
@@ -256,23 +260,24 @@ class MarkExited(Observed):
     def follow(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> tuple[Effect, ...]:
         if replica.state == State.STOPPING:
             gone(scope, record, replica)
-        if replica.to is not None:
-            call_off(scope, record, replica, f"it ended with {self._code()}")
-        if replica.state not in RUNNABLE or replica.to is not None or replica.leaving is not None:
-            return ()
-        if replica.state == State.PLACED:
-            record = started(scope, record, replica)
-        scope.draft.free(record, [replica.replica])
-        if record.body and record.body.restart == "on_failure" and self.exit_code != 0:
-            self._again(scope, record, replica)
-        else:
-            ended = with_replica(record, freed(replica, State.EXITED, self.exit_code))
-            scope.draft.put(settled(record, ended, scope.wall_us, detail=self._detail(replica)))
+        if replica.state in RUNNABLE:
+            scope.draft.replace(record, self._ended(scope, record, replica), [replica.replica])
         return ()
 
-    def _again(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> None:
+    def _ended(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> RequestRecord:
+        if replica.state == State.PLACED:
+            record = started(scope, record, replica)
+        if replica.to is not None:
+            record = call_off(scope, record, replica, f"it ended with {self._code()}")
+            replica = called_off(replica)
+        if record.body and record.body.restart == "on_failure" and self.exit_code != 0:
+            return self._again(scope, record, replica)
+        ended = with_replica(record, freed(replica, State.EXITED, self.exit_code))
+        return settled(record, ended, scope.wall_us, detail=self._detail(replica))
+
+    def _again(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> RequestRecord:
         restarts = record.restarts + 1
-        waits = settled(
+        return settled(
             record,
             with_replica(record, freed(replica, State.WAITING, self.exit_code)),
             scope.wall_us,
@@ -280,7 +285,6 @@ class MarkExited(Observed):
             restarts=restarts,
             backoff_us=scope.rules.backoff_us(restarts),
         )
-        scope.draft.put(waits)
 
     def _detail(self, replica: ReplicaRecord) -> str:
         return f"replica {replica.replica} ended on {replica.node} with {self._code()}"
@@ -303,9 +307,6 @@ class MarkGone(Observed):
 
 
 def gone(scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> None:
-    """Once it is gone from the place that it was leaving too: until then its stop is asked for again."""
-    if replica.leaving is not None:
-        return
-    scope.draft.free(record, [replica.replica])
+    """The request is done with once it is gone from the place that it was leaving too."""
     replicas = with_replica(record, freed(replica, State.RELEASED))
-    scope.draft.put(settled(record, replicas, scope.wall_us))
+    scope.draft.replace(record, settled(record, replicas, scope.wall_us), [replica.replica])

@@ -49,7 +49,7 @@ class Defragment(Asked):
             more |= {"moves": tuple(map(told_move, found)), "reasons": ()}
         else:
             asked = sized(record, record.body)
-            decision = scope.chooser.decide(asked, scope.now_us, advise=False, **_rest(scope, record))
+            decision = scope.chooser.decide(asked, scope.now_us, advise=False, **rest(scope, record))
             more["reasons"] = () if isinstance(decision, Fits) else decision.reasons
         return (Reply(self.reply, reply_of(record, scope.draft.ledger_id, **more)),)
 
@@ -125,10 +125,10 @@ def _moves_still(scope: Scope, room: RoomMade) -> bool:
 
 def _moves(scope: Scope, record: RequestRecord, tenants: Tenants) -> tuple[Move, ...]:
     assert record.body is not None, "what waits has a body"
-    return scope.chooser.moves(sized(record, record.body), tenants, **_rest(scope, record))
+    return scope.chooser.moves(sized(record, record.body), tenants, **rest(scope, record))
 
 
-def _rest(scope: Scope, record: RequestRecord) -> dict[str, Any]:
+def rest(scope: Scope, record: RequestRecord) -> dict[str, Any]:
     """What of it waits, and where the others of it are."""
     only = tuple(each.replica for each in record.replicas if each.state in UNPLACED)
     others = tuple(Assignment(r.replica, r.node, r.devices) for r in holders(record) if r.node is not None)

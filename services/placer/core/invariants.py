@@ -16,8 +16,8 @@ def record_faults(record: RequestRecord) -> Iterator[str]:
     for each in record.replicas:
         if (each.state in HOLDING) != (each.node is not None):
             yield f"{name}: replica {each.replica} is {each.state} on {each.node}"
-        if record.state.final and each.state in HOLDING:
-            yield f"{name}: {record.state}, but replica {each.replica} is {each.state}"
+        if record.state.final and (each.state in HOLDING or each.leaving is not None):
+            yield f"{name}: {record.state}, but replica {each.replica} is {each.state} and leaves {each.leaving}"
         if _moves_wrongly(each):
             yield f"{name}: replica {each.replica} is {each.state}, moves to {each.to} and leaves {each.leaving}"
     if record.state in _FROM_REPLICAS and overall(record, record.replicas) != record.state:
@@ -30,11 +30,11 @@ def record_faults(record: RequestRecord) -> Iterator[str]:
 
 
 def _moves_wrongly(replica: ReplicaRecord) -> bool:
-    """Only what runs moves; what is stopped leaves both places."""
+    """Only what runs moves, and no replica has more than two places, each of its own generation."""
     to, leaving = replica.to, replica.leaving
     if to is not None:
         return leaving is not None or replica.state != State.STARTED or to.generation <= replica.generation
-    return leaving is not None and replica.state not in {State.STARTED, State.STOPPING}
+    return leaving is not None and replica.state in HOLDING and leaving.generation == replica.generation
 
 
 def _last_state(record: RequestRecord) -> str | None:

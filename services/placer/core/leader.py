@@ -1,4 +1,4 @@
-"""What the leader wants done next: whom to take over from, which holds are over, whom to try, who moves."""
+"""What the leader wants done next: whom to take over from, which holds are over, who is tried, moves, was lost."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from services.placer.core.intents import Intent
 from services.placer.core.intents_leader import ExpireHold, TakeOver
 from services.placer.core.leases import Leases
 from services.placer.core.ledger import LEADER, Ledger
+from services.placer.core.losses import Losses
 from services.placer.core.moves import Moves
 from services.placer.core.queue import Queue
 from services.placer.core.records import generation
@@ -14,12 +15,13 @@ from services.placer.core.records import generation
 class Leader:
     """Only looks; the intents it returns look again when they are planned, and fail with a leader that was deposed."""
 
-    def __init__(self, me: str, ledger: Ledger, leases: Leases, queue: Queue, moves: Moves) -> None:
+    def __init__(self, me: str, ledger: Ledger, leases: Leases, queue: Queue, moves: Moves, losses: Losses) -> None:
         self._me = me
         self._ledger = ledger
         self._leases = leases
         self.queue = queue
         self._moves = moves
+        self.losses = losses
 
     @property
     def leads(self) -> bool:
@@ -30,12 +32,12 @@ class Leader:
         return self._ledger.leader() is None or not self._leases.alive(LEADER, now_us)
 
     def beat(self, now_us: int) -> list[Intent]:
-        """Once per beat: take over what nobody carries on, and have somebody leave a device at risk."""
+        """Once per beat: take over what nobody carries on, place again who was lost, let one leave a bad device."""
         self.queue.review()
         owned = self._ledger.owned
         gone = [owner for owner in sorted(owned.keys() - {self._me}) if not self._leases.alive(owner, now_us)]
         orphans = [TakeOver(request_id) for owner in gone for request_id in sorted(owned[owner])]
-        return [*orphans, *self._moves.away(now_us)]
+        return [*orphans, *self.losses.next(now_us), *self._moves.away(now_us)]
 
     def gone(self, now_us: int) -> tuple[str, ...]:
         """Placers that are no more and own nothing that goes on: what they left untold is all that is left of them."""

@@ -1,7 +1,7 @@
 """How one replica moves: it starts at its new place, then stops at the old one; the steps of that, decided elsewhere.
 
 A replica that moves has two places, each with its reservation and its container. Whatever comes between, a start that
-fails, an end or a release, first the second place is given up and then the rest follows as if it had never been.
+fails, an end or a release: the second place is given up, and the rest follows as if it had never been.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from services.placer.core.records import (
     labels_of,
     newest,
     noted,
+    place_of,
     replica_of,
+    settled,
     site_of,
     with_replica,
 )
@@ -47,9 +49,8 @@ def begin(scope: Scope, move: Move, why: str) -> tuple[Effect, ...]:
 def arrived(scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> None:
     """It runs at its new place and is there from now on; the old one is to be stopped."""
     assert replica.to is not None
-    assert replica.node is not None
-    old = Site(generation=replica.generation, node=replica.node, devices=replica.devices)
-    now = replica.model_copy(update={"to": None, "leaving": old} | dict(replica.to))
+    old = Site(**place_of(replica))
+    now = replica.model_copy(update={"to": None, "leaving": old} | place_of(replica.to))
     scope.draft.put(noted(_with(record, now), MOVED, scope.wall_us, _said(replica, replica.to)))
 
 
@@ -59,9 +60,9 @@ def failed(scope: Scope, record: RequestRecord, replica: ReplicaRecord, reason: 
     scope.draft.replace(record, _not_moved(scope, changed, replica, reason), [replica.replica])
 
 
-def call_off(scope: Scope, record: RequestRecord, replica: ReplicaRecord, reason: str) -> None:
+def call_off(scope: Scope, record: RequestRecord, replica: ReplicaRecord, reason: str) -> RequestRecord:
     """Something may run at the new place: it is reserved until that was stopped."""
-    scope.draft.put(_not_moved(scope, _with(record, called_off(replica)), replica, reason))
+    return _not_moved(scope, _with(record, called_off(replica)), replica, reason)
 
 
 def called_off(replica: ReplicaRecord) -> ReplicaRecord:
@@ -71,8 +72,8 @@ def called_off(replica: ReplicaRecord) -> ReplicaRecord:
 
 def left(scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> None:
     """Nothing of it runs at the place that it left."""
-    changed = _with(record, replica.model_copy(update={"leaving": None}))
-    scope.draft.replace(record, changed, [replica.replica])
+    replicas = with_replica(record, replica.model_copy(update={"leaving": None}))
+    scope.draft.replace(record, settled(record, replicas, scope.wall_us), [replica.replica])
 
 
 def _with(record: RequestRecord, replica: ReplicaRecord) -> RequestRecord:

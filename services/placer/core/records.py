@@ -19,6 +19,7 @@ from shared.messages import (
     ReplicaRecord,
     RequestRecord,
     Reservation,
+    Site,
     Size,
     State,
     Step,
@@ -109,18 +110,23 @@ def settled(
         return record.model_copy(update=changes)
     if state == State.EXITED:
         changes |= {"exit_code": _exit_code(replicas)}
+    elif state == State.STOPPING:
+        changes |= {"ends_as": State.EXITED}
     return stepped(record, state, wall_us, detail=detail, **changes)
 
 
 def overall(record: RequestRecord, replicas: Sequence[ReplicaRecord]) -> State:
-    """A request is stopping while any replica is, placed when all are, started when all are, exited when all have."""
+    """A request is stopping while any replica is, placed when all are, started when all are, exited when all have and
+    nothing of them can be left where they were before.
+    """
     states = {each.state for each in replicas}
+    remains = any(each.leaving is not None for each in replicas)
     if record.state == State.STOPPING:
-        return State.STOPPING if states & HOLDING else record.ends_as or State.RELEASED
+        return State.STOPPING if remains or states & HOLDING else record.ends_as or State.RELEASED
     for state in (State.QUEUED, State.WAITING, State.HELD, State.PLACED, State.STARTED):
         if state in states:
             return state
-    return State.EXITED
+    return State.STOPPING if remains else State.EXITED
 
 
 def _exit_code(replicas: Sequence[ReplicaRecord]) -> int | None:
@@ -140,9 +146,13 @@ def with_replica(record: RequestRecord, changed: ReplicaRecord) -> tuple[Replica
 
 
 def freed(replica: ReplicaRecord, state: State, exit_code: int | None = None) -> ReplicaRecord:
-    """The replica without its place, in a state that holds none."""
-    number, used = replica.generation, replica.used
-    return ReplicaRecord(replica=replica.replica, state=state, generation=number, used=used, exit_code=exit_code)
+    """The replica without its place, in a state that holds none; what it leaves elsewhere stays counted."""
+    number, used, leaving = replica.generation, replica.used, replica.leaving
+    if leaving is not None and leaving.size is None:
+        leaving = leaving.model_copy(update={"size": replica.size})
+    return ReplicaRecord(
+        replica=replica.replica, state=state, generation=number, used=used, exit_code=exit_code, leaving=leaving
+    )
 
 
 def assigned(
@@ -150,7 +160,14 @@ def assigned(
 ) -> ReplicaRecord:
     """The replica at a new place: its next generation, at least `first_generation`; `size` is the record's."""
     number = max(newest(replica) + 1, first_generation)
-    made = ReplicaRecord(replica=replica.replica, state=state, generation=number, node=to.node, devices=to.devices)
+    made = ReplicaRecord(
+        replica=replica.replica,
+        state=state,
+        generation=number,
+        node=to.node,
+        devices=to.devices,
+        leaving=replica.leaving,
+    )
     return made if size is None else made.model_copy(update={"size": size})
 
 
@@ -160,7 +177,7 @@ def newest(replica: ReplicaRecord) -> int:
 
 
 def sites(replica: ReplicaRecord) -> Iterator[ReplicaRecord]:
-    """The replica at each place that it has: where it is and, while it moves, where it goes (placed) or was (stopping).
+    """The replica at each place that it has: where it is, where it moves to (placed), where it was before (stopping).
 
     Each has a reservation and a container of its own.
     """
@@ -168,7 +185,13 @@ def sites(replica: ReplicaRecord) -> Iterator[ReplicaRecord]:
         yield replica
     for site, state in ((replica.to, State.PLACED), (replica.leaving, State.STOPPING)):
         if site is not None:
-            yield replica.model_copy(update={"state": state, "to": None, "leaving": None} | dict(site))
+            its_own = {} if site.size is None else {"size": site.size, "resizing": None}
+            yield replica.model_copy(update={"state": state, "to": None, "leaving": None} | place_of(site) | its_own)
+
+
+def place_of(site: Site | ReplicaRecord) -> dict[str, Any]:
+    """Generation, node and devices."""
+    return {"generation": site.generation, "node": site.node, "devices": site.devices}
 
 
 def site_of(record: RequestRecord, number: int, generation: int) -> ReplicaRecord | None:

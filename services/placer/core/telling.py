@@ -96,7 +96,9 @@ class Telling:
         return Publish(self._subjects.place_event(held.request_id), body, event_id, f"laxity.place.{PULLING}")
 
     def ledger(self, kind: str, detail: str, wall_us: int) -> Publish:
-        """The ledger is not the one that this placer knew (`ledger_foreign`), or was accepted (`ledger_accepted`)."""
+        """The ledger is not the one that this placer knew (`ledger_foreign`), or was accepted (`ledger_accepted`); too
+        many nodes are lost at once (`nodes_lost`).
+        """
         return self._bus_event(kind, detail, f"placer/{self._me}/{kind}/{wall_us}", wall_us)
 
     def _bus_event(self, kind: str, detail: str, event_id: str, wall_us: int) -> Publish:
