@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from math import floor, sqrt
 from statistics import NormalDist
 from typing import Final, TypedDict
@@ -62,6 +63,12 @@ def tardiness_us(begin_us: int, end_us: int, deadline_us: int) -> int:
     return max(0, end_us - begin_us - deadline_us)
 
 
+@cache
+def _quantile(confidence: float) -> float:
+    """z: so many standard deviations around the mean hold that share of a normal distribution."""
+    return NormalDist().inv_cdf((1 + confidence) / 2)
+
+
 def wilson(met: int, total: int, confidence: float = CONFIDENCE) -> Interval | None:
     """The Wilson score interval of met / total; None when nothing was seen.
 
@@ -73,7 +80,7 @@ def wilson(met: int, total: int, confidence: float = CONFIDENCE) -> Interval | N
         raise ValueError(f"needs 0 <= met <= total and a confidence below 1: {met} of {total}, {confidence}")
     if total == 0:
         return None
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = _quantile(confidence)
     ratio, scale = met / total, 1 + z * z / total
     centre = (ratio + z * z / (2 * total)) / scale
     half = z * sqrt(ratio * (1 - ratio) / total + z * z / (4 * total * total)) / scale
@@ -106,7 +113,7 @@ def smallest_window(guarantee: float, confidence: float = CONFIDENCE) -> int | N
         raise ValueError(f"a guarantee is above 0 and at most 1: {guarantee}")
     if guarantee == 1:
         return None
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = _quantile(confidence)
     count = max(1, floor(z * z * guarantee / (1 - guarantee)) - 1)
     while not _reaches(count, guarantee, confidence):  # the formula is rounded: the bound itself decides
         count += 1
@@ -162,15 +169,24 @@ class SlidingWindow:
         """How many of the outcomes held are missed."""
         return self._count - self._met
 
-    def push(self, met: bool) -> None:
-        """Adds the newest outcome; the oldest falls out of a full window."""
-        if self._count == self.length:
-            self._met -= self._ring[self._next]
-        else:
-            self._count += 1
-        self._ring[self._next] = met
-        self._met += met
-        self._next = (self._next + 1) % self.length
+    def push(self, met: bool, times: int = 1) -> None:
+        """Adds the newest outcome, so many times; the oldest fall out of a full window."""
+        length = len(self._ring)
+        while times:
+            end = min(self._next + times, length)
+            added = end - self._next
+            # places not used yet hold 0
+            self._met += met * added - self._ring.count(1, self._next, end)
+            self._ring[self._next : end] = bytes([met]) * added
+            self._count = min(self._count + added, length)
+            self._next = end % length
+            times -= added
+
+    def copy(self) -> "SlidingWindow":
+        """One that goes its own way."""
+        other = SlidingWindow(self.length)
+        other._ring[:], other._next, other._count, other._met = self._ring, self._next, self._count, self._met
+        return other
 
     def distance_to_failure(self, m: int) -> int:
         """How many misses in a row from now leave fewer than m met in the last `length` tasks; 0 is failing.

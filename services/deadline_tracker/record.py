@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from shared.deadlines import Outcome, SlidingWindow, Standing, guarantee_ratio, standing, wilson
-from shared.messages import ContainerRecord, DeadlineEvent, RingInfo
+from shared.messages import ContainerRecord, DeadlineEvent, RingInfo, TaskEventKind
 
-
-@dataclass(slots=True)
-class OpenTask:
-    """A task whose end has not been seen. ``overdue``: already judged missed while it runs."""
-
-    task: int
-    begin_us: int
-    deadline_us: int
-    name: str
-    overdue: bool = False
+Row = tuple[int, int, int, int, int, int, str]
+"""One task event: kind, seq, begin_seq, task, stamp_us, deadline_us, name. A plain tuple: there are many of them."""
+SEQ: Final = 1
+STAMP_US: Final = 4
+DEADLINE_US: Final = 5
 
 
 @dataclass(slots=True)
@@ -27,17 +22,32 @@ class Ring:
 
     container: str
     high: int = 0
-    open: dict[int, OpenTask] = field(default_factory=dict)
+    open: dict[int, Row] = field(default_factory=dict)
+    """Tasks whose end has not been seen and that have no verdict: by the sequence of their begin, its row."""
+    overdue: dict[int, Row] = field(default_factory=dict)
+    """Tasks that were judged missed while they run."""
     closed: bool = False
 
+    @property
+    def running(self) -> int:
+        return len(self.open) + len(self.overdue)
+
     def dump(self) -> list[Any]:
-        tasks = [[s, t.task, t.begin_us, t.deadline_us, t.name, t.overdue] for s, t in self.open.items()]
+        tasks = [
+            [seq, task, begin_us, deadline_us, name, overdue]
+            for begun, overdue in ((self.open, False), (self.overdue, True))
+            for seq, (_, _, _, task, begin_us, deadline_us, name) in begun.items()
+        ]
         return [self.container, self.high, self.closed, tasks]
 
     @classmethod
     def load(cls, state: list[Any]) -> Self:
         container, high, closed, tasks = state
-        return cls(container, high, {seq: OpenTask(*fields) for seq, *fields in tasks}, closed)
+        ring = cls(container, high, closed=closed)
+        for seq, task, begin_us, deadline_us, name, overdue in tasks:
+            begun = ring.overdue if overdue else ring.open
+            begun[seq] = (TaskEventKind.BEGIN.value, seq, seq, task, begin_us, deadline_us, name)
+        return ring
 
 
 COUNTS = ("met", "missed", "lost", "aborted", "invalid", "late_record")
@@ -56,6 +66,8 @@ class Record:
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     warned: bool = False
     """Said to be at risk, and not recovered since."""
+    met: int = 0
+    """Tasks met since the last count, while a batch is judged."""
     touched_seq: int = 0
     """Stream sequence of the last batch that named it."""
     unsaid: dict[str, tuple[int, DeadlineEvent]] = field(default_factory=dict)
@@ -68,6 +80,22 @@ class Record:
         if info.guarantee is not None:
             self.guarantee = info.guarantee
 
+    def recovers(self, times: int) -> bool:
+        """Whether so many more met tasks end its being at risk; of one that is not, they change nothing but counts.
+
+        Both bounds only rise with a met task, so the last of them shows what any of them does.
+        """
+        if not self.warned:
+            return False
+        then = self.window.copy()
+        then.push(met=True, times=times)
+        return standing(then.met, then.missed, self.guarantee) == Standing.GOOD
+
+    def judge_met(self, times: int) -> None:
+        """Counts so many tasks that do not make it recover."""
+        self.counts[Outcome.MET] += times
+        self.window.push(met=True, times=times)
+
     def judge(self, outcome: Outcome) -> str | None:
         """Counts one verdict; returns ``at_risk`` or ``recovered`` when the record crosses its bound.
 
@@ -77,7 +105,7 @@ class Record:
         self.counts[outcome] += 1
         if outcome == Outcome.INVALID:
             return None
-        self.window.push(outcome == Outcome.MET)
+        self.window.push(met=outcome == Outcome.MET)
         now = self.standing
         if now == Standing.AT_RISK and not self.warned:
             self.warned = True
@@ -147,3 +175,12 @@ class Record:
         record.warned, record.touched_seq = state["warned"], state["touched"]
         record.unsaid = {n: (seq, DeadlineEvent.model_validate(e)) for n, seq, e in state.get("unsaid", ())}
         return record
+
+
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """One ring that a batch lists, and all that its rows concern."""
+
+    name: str
+    ring: Ring
+    record: Record

@@ -1,0 +1,175 @@
+"""The rows of one batch against what is open: verdicts in stream order, and what they matched; nothing is sent here.
+
+Nearly all rows are begins and ends without a gap whose tasks met their deadlines: those take the short way through
+``Judge._run``. Every other row is judged by ``Judge._row``, which alone knows all the rules (DESIGN 7).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby, islice
+from typing import Any, Final
+
+from services.deadline_tracker.matched import Matched, TaskVerdict
+from services.deadline_tracker.record import DEADLINE_US, STAMP_US, Record, Row, Tracked
+from shared.deadlines import Outcome, tardiness_us, verdict
+from shared.messages import TaskBatch, TaskEventKind
+
+BEGIN: Final = TaskEventKind.BEGIN.value
+END: Final = TaskEventKind.END.value
+MET: Final = TaskVerdict.MET
+
+Say = Callable[[Record, str, str, dict[str, Any]], None]
+"""Told of a verdict that the world should hear: the record as it is now, the kind, the event's id, what is special."""
+
+_VERDICTS: Final = {
+    Outcome.MET: TaskVerdict.MET,
+    Outcome.MISSED: TaskVerdict.MISSED,
+    Outcome.INVALID: TaskVerdict.INVALID,
+}
+
+
+class Judge:
+    """For one batch. ``tracked`` is in the order of the batch's rings; ``rings_closed`` says whether one was closed."""
+
+    def __init__(self, batch: TaskBatch, tracked: Sequence[Tracked], counters: Counter[str], say: Say) -> None:
+        self.batch, self.tracked, self.counters, self.say = batch, tracked, counters, say
+        self.rings_closed = False
+        self.matched = Matched(batch.node, tracked)
+
+    def rows(self) -> None:
+        """Judges all rows; the batch must be ``well_formed``."""
+        batch = self.batch
+        names = map(batch.names.__getitem__, batch.name)
+        columns = (batch.kind, batch.seq, batch.begin_seq, batch.task, batch.stamp_us, batch.deadline_us)
+        rows = zip(*columns, names, strict=True)
+        for place, run in groupby(batch.ring):
+            self._run(place, islice(rows, len(list(run))))
+        for tracked in self.tracked:
+            self._settle(tracked.record)
+
+    def _run(self, place: int, rows: Iterable[Row]) -> None:
+        """Rows of one ring that follow one another."""
+        tracked, add = self.tracked[place], self.matched.rows.append
+        ring, begun, high, met = tracked.ring, tracked.ring.open, tracked.ring.high, 0
+        for row in rows:
+            kind, seq, begin_seq, _, stamp_us, _, _ = row
+            if seq == high + 1:
+                if kind == BEGIN:
+                    begun[seq], high = row, seq
+                    continue
+                task = begun.get(begin_seq) if kind == END else None
+                if task and 0 <= stamp_us - task[STAMP_US] <= task[DEADLINE_US]:
+                    del begun[begin_seq]
+                    add((place, task, stamp_us, MET))
+                    high, met = seq, met + 1
+                    continue
+            ring.high, tracked.record.met, met = high, tracked.record.met + met, 0
+            self._settle(tracked.record)
+            self._row(place, row)
+            high = ring.high
+        ring.high = high
+        tracked.record.met += met
+        if tracked.record.warned:  # it may recover here, and verdicts are said in order
+            self._settle(tracked.record)
+
+    def _settle(self, record: Record) -> None:
+        """Counts the tasks met in a row: one by one only where the record recovers by them."""
+        times, record.met = record.met, 0
+        if times and record.recovers(times):
+            for _ in range(times):
+                self._cross(record, record.judge(Outcome.MET))
+        elif times:
+            record.judge_met(times)
+
+    def _row(self, place: int, row: Row) -> None:
+        tracked = self.tracked[place]
+        ring, (kind, seq, *_) = tracked.ring, row
+        if kind in (BEGIN, END):
+            if seq <= ring.high:
+                self.counters["records_again"] += 1
+                return
+            if seq > ring.high + 1:  # records never seen: the ends of open tasks may be among them
+                _lose_open(tracked)
+            ring.high = seq
+        match kind:
+            case TaskEventKind.BEGIN:
+                ring.open[seq] = row
+            case TaskEventKind.END:
+                self._end(place, row)
+            case TaskEventKind.OVERDUE:
+                self._overdue(place, seq)
+            case TaskEventKind.ABORTED | TaskEventKind.LOST:
+                self._without_end(tracked, seq, kind)
+            case TaskEventKind.CLOSED:
+                _lose_open(tracked)
+                ring.closed = self.rings_closed = True
+            case _:
+                self.counters["rows_malformed"] += 1
+
+    def _end(self, place: int, row: Row) -> None:
+        tracked, (_, _, begin_seq, _, end_us, _, _) = self.tracked[place], row
+        overdue = tracked.ring.overdue.pop(begin_seq, None)
+        task = overdue or tracked.ring.open.pop(begin_seq, None)
+        if task is None:
+            self.counters["ends_without_begin"] += 1
+            return
+        begin_us, deadline_us = task[STAMP_US], task[DEADLINE_US]
+        outcome = verdict(begin_us, end_us, deadline_us)
+        self.matched.rows.append((place, task, end_us, TaskVerdict.ENDED if overdue else _VERDICTS[outcome]))
+        if overdue:
+            tracked.record.counts["late_record"] += outcome == Outcome.MET
+        else:
+            self._judge(tracked, task, outcome, tardiness_us(begin_us, end_us, deadline_us))
+
+    def _overdue(self, place: int, begin_seq: int) -> None:
+        tracked = self.tracked[place]
+        task = tracked.ring.open.pop(begin_seq, None)
+        if task is None:
+            self.counters["records_again"] += 1
+            return
+        tracked.ring.overdue[begin_seq] = task
+        self.matched.rows.append((place, task, None, TaskVerdict.OVERDUE))
+        self._judge(tracked, task, Outcome.MISSED, None)
+
+    def _without_end(self, tracked: Tracked, begin_seq: int, kind: int) -> None:
+        """Aborted is a count of its own, also where overdue was written before; lost only where nothing was."""
+        overdue = tracked.ring.overdue.pop(begin_seq, None)
+        if overdue is None and tracked.ring.open.pop(begin_seq, None) is None:
+            self.counters["records_again"] += 1
+        elif kind == TaskEventKind.ABORTED:
+            tracked.record.counts["aborted"] += 1
+        else:
+            tracked.record.counts["lost"] += overdue is None
+
+    def _judge(self, tracked: Tracked, task: Row, outcome: Outcome, tardy: int | None) -> None:
+        record, node = tracked.record, self.batch.node
+        _, seq, _, number, _, deadline_us, name = task
+        crossed = record.judge(outcome)  # counted first: what is said shows it
+        if outcome == Outcome.MISSED:
+            said = {"task": number, "deadline_us": deadline_us, "ring": tracked.name, "seq": seq}
+            event_id = f"{node}/{tracked.name}/{seq}/missed"
+            self.say(record, "missed", event_id, {**said, "name": name, "tardiness_us": tardy})
+        self._cross(record, crossed)
+
+    def _cross(self, record: Record, crossed: str | None) -> None:
+        if crossed:
+            event_id = f"{self.batch.node}/{record.container}/{record.judged}/{crossed}"
+            self.say(record, crossed, event_id, {"task": None, "deadline_us": None})
+
+
+def well_formed(batch: TaskBatch) -> bool:
+    """Whether each row names a ring and a task name that the batch lists."""
+    return _all_listed(batch.ring, len(batch.rings)) and _all_listed(batch.name, len(batch.names))
+
+
+def _all_listed(places: list[int], count: int) -> bool:
+    return not places or (min(places) >= 0 and max(places) < count)
+
+
+def _lose_open(tracked: Tracked) -> None:
+    """The open tasks can have no verdict any more; those judged while they ran keep theirs."""
+    tracked.record.counts["lost"] += len(tracked.ring.open)
+    tracked.ring.open.clear()
+    tracked.ring.overdue.clear()
