@@ -1,6 +1,6 @@
 """Deadline arithmetic: verdicts, laxity, guarantee ratios with bounds; holds no clock and no container."""
 
-from collections.abc import Iterator
+from bisect import bisect_left
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -140,6 +140,10 @@ class WindowState(TypedDict):
     bits: str
 
 
+_AS_DIGITS: Final = bytes.maketrans(b"\0\1", b"01")
+_AS_OUTCOMES: Final = bytes.maketrans(b"01", b"\0\1")
+
+
 class SlidingWindow:
     """The last `length` outcomes of a container; push and counts are O(1)."""
 
@@ -197,18 +201,16 @@ class SlidingWindow:
         """
         if not 1 <= m <= self.length:
             raise ValueError(f"m must lie from 1 to the window's {self.length}: {m}")
-        met = 0
-        for place, outcome in enumerate(self._newest_first(), start=1):
-            met += outcome
-            if met == m:
-                return self.length - place + 1
         unseen = self.length - self._count
-        return max(0, unseen - (m - met) + 1)
+        if self._met < m:
+            return max(0, unseen - (m - self._met) + 1)
+        outcomes, from_oldest = self._oldest_first(), self._met - m + 1
+        return unseen + 1 + bisect_left(range(self._count), from_oldest, key=lambda i: outcomes.count(1, 0, i + 1))
 
     def dump(self) -> WindowState:
         """The window as plain JSON; `load` gives it back."""
-        newest_last = "".join(str(outcome) for outcome in reversed(list(self._newest_first())))
-        return {"length": self.length, "count": self._count, "bits": f"{int(newest_last or '0', 2):x}"}
+        digits = self._oldest_first().translate(_AS_DIGITS)
+        return {"length": self.length, "count": self._count, "bits": f"{int(digits or b'0', 2):x}"}
 
     @classmethod
     def load(cls, state: WindowState) -> "SlidingWindow":
@@ -216,10 +218,11 @@ class SlidingWindow:
         window, count, bits = cls(state["length"]), state["count"], int(state["bits"], 16)
         if not 0 <= count <= window.length or bits < 0 or bits >> count:
             raise ValueError(f"window state contradicts itself: {state}")
-        for place in reversed(range(count)):
-            window.push(bool(bits >> place & 1))
+        window._ring[:count] = f"{bits:0{count}b}".encode().translate(_AS_OUTCOMES) if count else b""
+        window._next, window._count, window._met = count % window.length, count, bits.bit_count()
         return window
 
-    def _newest_first(self) -> Iterator[int]:
-        for back in range(1, self._count + 1):
-            yield self._ring[(self._next - back) % self.length]
+    def _oldest_first(self) -> bytes:
+        if self._count < self.length:
+            return bytes(self._ring[: self._count])
+        return bytes(self._ring[self._next :] + self._ring[: self._next])

@@ -203,6 +203,7 @@ class Core:
             lower=lower,
             upper=upper,
             guarantee=record.guarantee,
+            distance_to_failure=record.distance_to_failure,
             **said,
         )
 
@@ -326,7 +327,6 @@ class Core:
                 begun = {**ring.open, **ring.overdue}
                 assert len(begun) == ring.running, f"a task is open and overdue: {ring}"
                 assert all(0 < seq <= ring.high for seq in begun), f"open tasks beyond the head: {ring}"
-                assert not (ring.closed and begun), f"a closed ring has open tasks: {ring}"
             for record in node.records.values():
                 assert record.window.met + record.window.missed == min(record.judged, record.window.length)
 

@@ -19,6 +19,9 @@ NOT_ENDED: Final = -1
 """In ``Columns.end_us``: the task still runs. Stamps are never negative."""
 
 
+_MOST: Final = 2**63 - 1
+
+
 class TaskVerdict(IntEnum):
     """Codes of ``Columns.verdict``."""
 
@@ -71,4 +74,7 @@ class Matched:
 
 
 def _array(values: list[int]) -> NDArray[np.int64]:
-    return np.array(values, dtype=np.int64)
+    try:
+        return np.array(values, dtype=np.int64)
+    except OverflowError:  # a container stamps its ring as it likes
+        return np.array([min(max(value, -_MOST), _MOST) for value in values], dtype=np.int64)

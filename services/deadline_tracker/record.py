@@ -50,6 +50,8 @@ class Ring:
         return ring
 
 
+MOST_K: Final = 10_000
+"""The longest (m,k) that a request may declare."""
 COUNTS = ("met", "missed", "lost", "aborted", "invalid", "late_record")
 
 
@@ -68,6 +70,9 @@ class Record:
     """Said to be at risk, and not recovered since."""
     met: int = 0
     """Tasks met since the last count, while a batch is judged."""
+    least_met: int = 0
+    newest: SlidingWindow | None = None
+    """Of a container that declared (m,k): at least m of its last k tasks are to be met."""
     touched_seq: int = 0
     """Stream sequence of the last batch that named it."""
     unsaid: dict[str, tuple[int, DeadlineEvent]] = field(default_factory=dict)
@@ -79,6 +84,10 @@ class Record:
             self.request_id, self.replica, self.generation = info.request_id, info.replica, info.generation
         if info.guarantee is not None:
             self.guarantee = info.guarantee
+        if info.window is not None and info.window != self.constraint:
+            m, k = info.window
+            if 1 <= m <= k <= MOST_K:
+                self.least_met, self.newest = m, SlidingWindow(k)
 
     def recovers(self, times: int) -> bool:
         """Whether so many more met tasks end its being at risk; of one that is not, they change nothing but counts.
@@ -94,26 +103,46 @@ class Record:
     def judge_met(self, times: int) -> None:
         """Counts so many tasks that do not make it recover."""
         self.counts[Outcome.MET] += times
-        self.window.push(met=True, times=times)
+        self._push(met=True, times=times)
 
     def judge(self, outcome: Outcome) -> str | None:
         """Counts one verdict; returns ``at_risk`` or ``recovered`` when the record crosses its bound.
 
-        At risk when the upper bound falls below the guarantee, recovered only when the lower one reaches it: between
-        the two nothing is said, so that a record at the edge does not flap.
+        At risk when the upper bound falls below the guarantee or (m,k) is violated; recovered only when the lower one
+        reaches it and (m,k) holds: between the two nothing is said, so that a record at the edge does not flap.
         """
         self.counts[outcome] += 1
         if outcome == Outcome.INVALID:
             return None
-        self.window.push(met=outcome == Outcome.MET)
-        now = self.standing
-        if now == Standing.AT_RISK and not self.warned:
+        self._push(met=outcome == Outcome.MET)
+        now, violated = self.standing, self.violated
+        if not self.warned and (violated or now == Standing.AT_RISK):
             self.warned = True
             return "at_risk"
-        if now == Standing.GOOD and self.warned:
+        if self.warned and not violated and now == Standing.GOOD:
             self.warned = False
             return "recovered"
         return None
+
+    def _push(self, *, met: bool, times: int = 1) -> None:
+        self.window.push(met=met, times=times)
+        if self.newest is not None:
+            self.newest.push(met=met, times=times)
+
+    @property
+    def constraint(self) -> tuple[int, int] | None:
+        """(m,k) as declared."""
+        return None if self.newest is None else (self.least_met, self.newest.length)
+
+    @property
+    def violated(self) -> bool:
+        """Fewer than m of the last k tasks are met; those not seen yet count as met."""
+        return self.newest is not None and self.newest.missed > self.newest.length - self.least_met
+
+    @property
+    def distance_to_failure(self) -> int | None:
+        """Misses in a row, from now on, that violate (m,k); 0: it is violated. None where none was declared."""
+        return None if self.newest is None else self.newest.distance_to_failure(self.least_met)
 
     def said(self, event_id: str) -> None:
         """The stream has it, and so all before it: the verdicts of a record are said in order."""
@@ -154,6 +183,8 @@ class Record:
             lower=lower,
             upper=upper,
             standing=Standing.AT_RISK if self.warned else self.standing,
+            m_of_k=self.constraint,
+            distance_to_failure=self.distance_to_failure,
             **self.counts,
         )
 
@@ -164,6 +195,7 @@ class Record:
             "of": [self.request_id, self.replica, self.generation],
             "counts": self.counts,
             "warned": self.warned,
+            "m_of_k": None if self.newest is None else [self.least_met, self.newest.dump()],
             "touched": self.touched_seq,
             "unsaid": [[name, seq, event.model_dump(exclude_unset=True)] for name, (seq, event) in self.unsaid.items()],
         }
@@ -173,6 +205,8 @@ class Record:
         record = cls(container, state["guarantee"], SlidingWindow.load(state["window"]), *state["of"])
         record.counts.update(state["counts"])
         record.warned, record.touched_seq = state["warned"], state["touched"]
+        if (firm := state.get("m_of_k")) is not None:
+            record.least_met, record.newest = firm[0], SlidingWindow.load(firm[1])
         record.unsaid = {n: (seq, DeadlineEvent.model_validate(e)) for n, seq, e in state.get("unsaid", ())}
         return record
 

@@ -106,6 +106,8 @@ class DeadlineEvent(Message):
     lower: float | None
     upper: float | None
     guarantee: float
+    distance_to_failure: int | None = None
+    """Of a container that declared (m,k): misses in a row, from now on, that violate it; 0: it is violated."""
 
 
 class ContainerRecord(Message):
@@ -129,6 +131,10 @@ class ContainerRecord(Message):
     lower: float | None
     upper: float | None
     standing: Standing
+    m_of_k: tuple[int, int] | None = None
+    """At least m of the last k tasks are to be met, as the container declared it."""
+    distance_to_failure: int | None = None
+    """Misses in a row, from now on, that violate it; 0: it is violated."""
 
 
 class NodeDeadlines(Message):
