@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.deadline_tracker.judging import Judge, well_formed
-from services.deadline_tracker.record import Record, Ring, Tracked
+from services.deadline_tracker.record import Record, Ring
 from shared.deadlines import SlidingWindow
 from shared.effects import (
     Commit,
@@ -157,15 +157,20 @@ class Core:
             for record in node.records.values():
                 record.unsaid.clear()
 
-    def _learn(self, node: Node, info: RingInfo, seq: int) -> Tracked:
-        ring = node.rings.setdefault(info.ring, Ring(info.container))
-        record = node.records.get(info.container)
-        if record is None:
-            record = Record(info.container, self.guarantee, SlidingWindow(self.window))
-            node.records[info.container] = record
-        record.learn(info)
-        record.touched_seq = seq
-        return Tracked(info.ring, ring, node.records[ring.container])
+    def _learn(self, node: Node, info: RingInfo, seq: int) -> Ring:
+        ring = node.rings.get(info.ring)
+        if ring is None or ring.told != info.__dict__:
+            record = self._record(node, info.container)
+            record.learn(info)
+            ring = node.rings.setdefault(info.ring, Ring(info.ring, record))
+            ring.told = info.__dict__
+        ring.record.touched_seq = seq
+        return ring
+
+    def _record(self, node: Node, container: str) -> Record:
+        if container not in node.records:
+            node.records[container] = Record(container, self.guarantee, SlidingWindow(self.window))
+        return node.records[container]
 
     def _say(self, node: Node, record: Record, event_id: str, event: DeadlineEvent) -> list[Effect]:
         """By the holder of the lease; kept until it is heard, unless it was heard before."""
@@ -313,8 +318,8 @@ class Core:
     def _restore(self, node: Node, saved: NodeDeadlines) -> None:
         if saved.stream_seq > node.stream_seq:
             state: Any = saved.checkpoint
-            rings = {ring: Ring.load(s) for ring, s in state["rings"].items()}
             records = {name: Record.load(name, s) for name, s in state["records"].items()}
+            rings = {name: Ring.load(name, s, records) for name, s in state["rings"].items()}
             node.stream_seq, node.rings, node.records = saved.stream_seq, rings, records
 
     # --- for tests and for people ---
@@ -323,7 +328,7 @@ class Core:
         """Asserts what must always hold."""
         for node in self.nodes.values():
             for ring in node.rings.values():
-                assert ring.container in node.records, f"a ring of {node.name} has no record"
+                assert ring.record is node.records.get(ring.container), f"a ring of {node.name} has no record"
                 begun = {**ring.open, **ring.overdue}
                 assert len(begun) == ring.running, f"a task is open and overdue: {ring}"
                 assert all(0 < seq <= ring.high for seq in begun), f"open tasks beyond the head: {ring}"

@@ -12,7 +12,7 @@ from itertools import groupby, islice
 from typing import Any, Final
 
 from services.deadline_tracker.matched import Matched, TaskVerdict
-from services.deadline_tracker.record import DEADLINE_US, STAMP_US, Record, Row, Tracked
+from services.deadline_tracker.record import DEADLINE_US, STAMP_US, Record, Ring, Row
 from shared.deadlines import Outcome, tardiness_us, verdict
 from shared.messages import TaskBatch, TaskEventKind
 
@@ -31,12 +31,12 @@ _VERDICTS: Final = {
 
 
 class Judge:
-    """For one batch. ``tracked`` is in the order of the batch's rings; ``rings_closed`` says whether one was closed."""
+    """For one batch. ``rings`` is in the order of the batch's; ``rings_closed`` says whether one of them was closed."""
 
-    def __init__(self, batch: TaskBatch, tracked: Sequence[Tracked], counters: Counter[str], say: Say) -> None:
-        self.batch, self.tracked, self.counters, self.say = batch, tracked, counters, say
+    def __init__(self, batch: TaskBatch, rings: Sequence[Ring], counters: Counter[str], say: Say) -> None:
+        self.batch, self.rings, self.counters, self.say = batch, rings, counters, say
         self.rings_closed = False
-        self.matched = Matched(batch.node, tracked)
+        self.matched = Matched(batch.node, rings)
 
     def rows(self) -> None:
         """Judges all rows; the batch must be ``well_formed``."""
@@ -46,13 +46,11 @@ class Judge:
         rows = zip(*columns, names, strict=True)
         for place, run in groupby(batch.ring):
             self._run(place, islice(rows, len(list(run))))
-        for tracked in self.tracked:
-            self._settle(tracked.record)
 
     def _run(self, place: int, rows: Iterable[Row]) -> None:
         """Rows of one ring that follow one another."""
-        tracked, add = self.tracked[place], self.matched.rows.append
-        ring, begun, high, met = tracked.ring, tracked.ring.open, tracked.ring.high, 0
+        ring, add = self.rings[place], self.matched.rows.append
+        begun, high, met = ring.open, ring.high, 0
         for row in rows:
             kind, seq, begin_seq, _, stamp_us, _, _ = row
             if seq == high + 1:
@@ -65,33 +63,27 @@ class Judge:
                     add((place, task, stamp_us, MET))
                     high, met = seq, met + 1
                     continue
-            ring.high, tracked.record.met, met = high, tracked.record.met + met, 0
-            self._settle(tracked.record)
+            self._put_back(ring, high, met)
             self._row(place, row)
-            high = ring.high
-        ring.high = high
-        tracked.record.met += met
-        if tracked.record.warned:  # it may recover here, and verdicts are said in order
-            self._settle(tracked.record)
+            high, met = ring.high, 0
+        self._put_back(ring, high, met)
 
-    def _settle(self, record: Record) -> None:
-        """Counts the tasks met in a row: one by one only where the record recovers by them."""
-        times, record.met = record.met, 0
-        if times and record.recovers(times):
+    def _put_back(self, ring: Ring, high: int, met: int) -> None:
+        record = ring.record
+        ring.high, record.met = high, record.met + met
+        if record.recovers:
+            times, record.met = record.met, 0
             for _ in range(times):
                 self._cross(record, record.judge(Outcome.MET))
-        elif times:
-            record.judge_met(times)
 
     def _row(self, place: int, row: Row) -> None:
-        tracked = self.tracked[place]
-        ring, (kind, seq, *_) = tracked.ring, row
+        ring, (kind, seq, *_) = self.rings[place], row
         if kind in (BEGIN, END):
             if seq <= ring.high:
                 self.counters["records_again"] += 1
                 return
             if seq > ring.high + 1:  # records never seen: the ends of open tasks may be among them
-                _lose_open(tracked)
+                ring.lose_open()
             ring.high = seq
         match kind:
             case TaskEventKind.BEGIN:
@@ -101,17 +93,17 @@ class Judge:
             case TaskEventKind.OVERDUE:
                 self._overdue(place, seq)
             case TaskEventKind.ABORTED | TaskEventKind.LOST:
-                self._without_end(tracked, seq, kind)
+                self._without_end(ring, seq, kind)
             case TaskEventKind.CLOSED:
-                _lose_open(tracked)
+                ring.lose_open()
                 ring.closed = self.rings_closed = True
             case _:
                 self.counters["rows_malformed"] += 1
 
     def _end(self, place: int, row: Row) -> None:
-        tracked, (_, _, begin_seq, _, end_us, _, _) = self.tracked[place], row
-        overdue = tracked.ring.overdue.pop(begin_seq, None)
-        task = overdue or tracked.ring.open.pop(begin_seq, None)
+        ring, (_, _, begin_seq, _, end_us, _, _) = self.rings[place], row
+        overdue = ring.overdue.pop(begin_seq, None)
+        task = overdue or ring.open.pop(begin_seq, None)
         if task is None:
             self.counters["ends_without_begin"] += 1
             return
@@ -119,37 +111,37 @@ class Judge:
         outcome = verdict(begin_us, end_us, deadline_us)
         self.matched.rows.append((place, task, end_us, TaskVerdict.ENDED if overdue else _VERDICTS[outcome]))
         if overdue:
-            tracked.record.counts["late_record"] += outcome == Outcome.MET
+            ring.record.counts["late_record"] += outcome == Outcome.MET
         else:
-            self._judge(tracked, task, outcome, tardiness_us(begin_us, end_us, deadline_us))
+            self._judge(ring, task, outcome, tardiness_us(begin_us, end_us, deadline_us))
 
     def _overdue(self, place: int, begin_seq: int) -> None:
-        tracked = self.tracked[place]
-        task = tracked.ring.open.pop(begin_seq, None)
+        ring = self.rings[place]
+        task = ring.open.pop(begin_seq, None)
         if task is None:
             self.counters["records_again"] += 1
             return
-        tracked.ring.overdue[begin_seq] = task
+        ring.overdue[begin_seq] = task
         self.matched.rows.append((place, task, None, TaskVerdict.OVERDUE))
-        self._judge(tracked, task, Outcome.MISSED, None)
+        self._judge(ring, task, Outcome.MISSED, None)
 
-    def _without_end(self, tracked: Tracked, begin_seq: int, kind: int) -> None:
+    def _without_end(self, ring: Ring, begin_seq: int, kind: int) -> None:
         """Aborted is a count of its own, also where overdue was written before; lost only where nothing was."""
-        overdue = tracked.ring.overdue.pop(begin_seq, None)
-        if overdue is None and tracked.ring.open.pop(begin_seq, None) is None:
+        overdue = ring.overdue.pop(begin_seq, None)
+        if overdue is None and ring.open.pop(begin_seq, None) is None:
             self.counters["records_again"] += 1
         elif kind == TaskEventKind.ABORTED:
-            tracked.record.counts["aborted"] += 1
+            ring.record.counts["aborted"] += 1
         else:
-            tracked.record.counts["lost"] += overdue is None
+            ring.record.counts["lost"] += overdue is None
 
-    def _judge(self, tracked: Tracked, task: Row, outcome: Outcome, tardy: int | None) -> None:
-        record, node = tracked.record, self.batch.node
+    def _judge(self, ring: Ring, task: Row, outcome: Outcome, tardy: int | None) -> None:
+        record, node = ring.record, self.batch.node
         _, seq, _, number, _, deadline_us, name = task
         crossed = record.judge(outcome)  # counted first: what is said shows it
         if outcome == Outcome.MISSED:
-            said = {"task": number, "deadline_us": deadline_us, "ring": tracked.name, "seq": seq}
-            event_id = f"{node}/{tracked.name}/{seq}/missed"
+            said = {"task": number, "deadline_us": deadline_us, "ring": ring.name, "seq": seq}
+            event_id = f"{node}/{ring.name}/{seq}/missed"
             self.say(record, "missed", event_id, {**said, "name": name, "tardiness_us": tardy})
         self._cross(record, crossed)
 
@@ -166,10 +158,3 @@ def well_formed(batch: TaskBatch) -> bool:
 
 def _all_listed(places: list[int], count: int) -> bool:
     return not places or (min(places) >= 0 and max(places) < count)
-
-
-def _lose_open(tracked: Tracked) -> None:
-    """The open tasks can have no verdict any more; those judged while they ran keep theirs."""
-    tracked.record.counts["lost"] += len(tracked.ring.open)
-    tracked.ring.open.clear()
-    tracked.ring.overdue.clear()

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from services.deadline_tracker.record import DEADLINE_US, SEQ, STAMP_US, Row, Tracked
+from services.deadline_tracker.record import DEADLINE_US, SEQ, STAMP_US, Ring, Row
 
 NOT_ENDED: Final = -1
 """In ``Columns.end_us``: the task still runs. Stamps are never negative."""
@@ -39,7 +39,7 @@ class Columns:
     """``Matched`` in arrays of one length, in stream order. Stamps are microseconds of the node's monotonic clock."""
 
     ring: NDArray[np.int64]
-    """Indexes ``Matched.tracked``: the ring, its container's record."""
+    """Indexes ``Matched.rings``: the ring, and its container's record."""
     seq: NDArray[np.int64]
     """Sequence of the task's begin in its ring."""
     begin_us: NDArray[np.int64]
@@ -54,12 +54,12 @@ class Columns:
 class Matched:
     """The tasks of one batch of ``node`` that were decided or ended in it.
 
-    A row is the place of its ring in ``tracked``, the row of its begin, when it ended (None: it still runs), and the
+    A row is the place of its ring in ``rings``, the row of its begin, when it ended (None: it still runs), and the
     verdict.
     """
 
     node: str
-    tracked: Sequence[Tracked]
+    rings: Sequence[Ring]
     rows: list[tuple[int, Row, int | None, TaskVerdict]] = field(default_factory=list)
 
     def columns(self) -> Columns:

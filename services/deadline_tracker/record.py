@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -16,40 +16,6 @@ STAMP_US: Final = 4
 DEADLINE_US: Final = 5
 
 
-@dataclass(slots=True)
-class Ring:
-    """One writer's records. ``high`` is the last sequence counted: what comes again lies at or below it."""
-
-    container: str
-    high: int = 0
-    open: dict[int, Row] = field(default_factory=dict)
-    """Tasks whose end has not been seen and that have no verdict: by the sequence of their begin, its row."""
-    overdue: dict[int, Row] = field(default_factory=dict)
-    """Tasks that were judged missed while they run."""
-    closed: bool = False
-
-    @property
-    def running(self) -> int:
-        return len(self.open) + len(self.overdue)
-
-    def dump(self) -> list[Any]:
-        tasks = [
-            [seq, task, begin_us, deadline_us, name, overdue]
-            for begun, overdue in ((self.open, False), (self.overdue, True))
-            for seq, (_, _, _, task, begin_us, deadline_us, name) in begun.items()
-        ]
-        return [self.container, self.high, self.closed, tasks]
-
-    @classmethod
-    def load(cls, state: list[Any]) -> Self:
-        container, high, closed, tasks = state
-        ring = cls(container, high, closed=closed)
-        for seq, task, begin_us, deadline_us, name, overdue in tasks:
-            begun = ring.overdue if overdue else ring.open
-            begun[seq] = (TaskEventKind.BEGIN.value, seq, seq, task, begin_us, deadline_us, name)
-        return ring
-
-
 MOST_K: Final = 10_000
 """The longest (m,k) that a request may declare."""
 COUNTS = ("met", "missed", "lost", "aborted", "invalid", "late_record")
@@ -61,15 +27,15 @@ class Record:
 
     container: str
     guarantee: float
-    window: SlidingWindow
+    verdicts: SlidingWindow
     request_id: str | None = None
     replica: int | None = None
     generation: int | None = None
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    counted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     warned: bool = False
     """Said to be at risk, and not recovered since."""
     met: int = 0
-    """Tasks met since the last count, while a batch is judged."""
+    """Tasks that were met and are not counted yet: ``counts`` and ``window`` do that."""
     least_met: int = 0
     newest: SlidingWindow | None = None
     """Of a container that declared (m,k): at least m of its last k tasks are to be met."""
@@ -89,21 +55,35 @@ class Record:
             if 1 <= m <= k <= MOST_K:
                 self.least_met, self.newest = m, SlidingWindow(k)
 
-    def recovers(self, times: int) -> bool:
-        """Whether so many more met tasks end its being at risk; of one that is not, they change nothing but counts.
+    @property
+    def counts(self) -> dict[str, int]:
+        """Verdicts, and tasks without one, since the container began."""
+        self._count_met()
+        return self.counted
+
+    @property
+    def window(self) -> SlidingWindow:
+        """The last verdicts."""
+        self._count_met()
+        return self.verdicts
+
+    def _count_met(self) -> None:
+        if self.met:
+            times, self.met = self.met, 0
+            self.counted[Outcome.MET] += times
+            self._push(met=True, times=times)
+
+    @property
+    def recovers(self) -> bool:
+        """Whether by the tasks met that are not counted yet it ceases to be at risk; it cannot get there by them.
 
         Both bounds only rise with a met task, so the last of them shows what any of them does.
         """
-        if not self.warned:
+        if not (self.warned and self.met):
             return False
-        then = self.window.copy()
-        then.push(met=True, times=times)
+        then = self.verdicts.copy()
+        then.push(met=True, times=self.met)
         return standing(then.met, then.missed, self.guarantee) == Standing.GOOD
-
-    def judge_met(self, times: int) -> None:
-        """Counts so many tasks that do not make it recover."""
-        self.counts[Outcome.MET] += times
-        self._push(met=True, times=times)
 
     def judge(self, outcome: Outcome) -> str | None:
         """Counts one verdict; returns ``at_risk`` or ``recovered`` when the record crosses its bound.
@@ -125,7 +105,7 @@ class Record:
         return None
 
     def _push(self, *, met: bool, times: int = 1) -> None:
-        self.window.push(met=met, times=times)
+        self.verdicts.push(met=met, times=times)
         if self.newest is not None:
             self.newest.push(met=met, times=times)
 
@@ -137,11 +117,13 @@ class Record:
     @property
     def violated(self) -> bool:
         """Fewer than m of the last k tasks are met; those not seen yet count as met."""
+        self._count_met()
         return self.newest is not None and self.newest.missed > self.newest.length - self.least_met
 
     @property
     def distance_to_failure(self) -> int | None:
         """Misses in a row, from now on, that violate (m,k); 0: it is violated. None where none was declared."""
+        self._count_met()
         return None if self.newest is None else self.newest.distance_to_failure(self.least_met)
 
     def said(self, event_id: str) -> None:
@@ -211,10 +193,49 @@ class Record:
         return record
 
 
-@dataclass(frozen=True, slots=True)
-class Tracked:
-    """One ring that a batch lists, and all that its rows concern."""
+@dataclass(slots=True)
+class Ring:
+    """One writer's records. ``high`` is the last sequence counted: what comes again lies at or below it."""
 
     name: str
-    ring: Ring
     record: Record
+    """Of the container that it was first said to belong to."""
+    high: int = 0
+    open: dict[int, Row] = field(default_factory=dict)
+    """Tasks whose end has not been seen and that have no verdict: by the sequence of their begin, its row."""
+    overdue: dict[int, Row] = field(default_factory=dict)
+    """Tasks that were judged missed while they run."""
+    closed: bool = False
+    told: dict[str, Any] | None = None
+    """What the last batch said of it."""
+
+    @property
+    def container(self) -> str:
+        return self.record.container
+
+    @property
+    def running(self) -> int:
+        return len(self.open) + len(self.overdue)
+
+    def lose_open(self) -> None:
+        """The open tasks can have no verdict any more; those judged while they ran keep theirs."""
+        self.record.counts["lost"] += len(self.open)
+        self.open.clear()
+        self.overdue.clear()
+
+    def dump(self) -> list[Any]:
+        tasks = [
+            [seq, task, begin_us, deadline_us, name, overdue]
+            for begun, overdue in ((self.open, False), (self.overdue, True))
+            for seq, (_, _, _, task, begin_us, deadline_us, name) in begun.items()
+        ]
+        return [self.container, self.high, self.closed, tasks]
+
+    @classmethod
+    def load(cls, name: str, state: list[Any], records: Mapping[str, Record]) -> Self:
+        container, high, closed, tasks = state
+        ring = cls(name, records[container], high, closed=closed)
+        for seq, task, begin_us, deadline_us, task_name, overdue in tasks:
+            begun = ring.overdue if overdue else ring.open
+            begun[seq] = (TaskEventKind.BEGIN.value, seq, seq, task, begin_us, deadline_us, task_name)
+        return ring

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Annotated, Any, Self
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
@@ -16,6 +17,7 @@ MAX_BODY_BYTES = 256 * 1024
 """Largest body that a service of ours accepts."""
 
 
+@lru_cache(maxsize=4096)  # the same few names come again and again
 def _checked_name(name: str) -> str:
     encode(name, "")
     return name

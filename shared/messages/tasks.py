@@ -68,7 +68,7 @@ class TaskBatch(Message):
 
     @model_validator(mode="after")
     def _equal_columns(self) -> Self:
-        lengths = {len(getattr(self, column)) for column in COLUMNS}
+        lengths = set(map(len, map(self.__dict__.__getitem__, COLUMNS)))
         if len(lengths) > 1:
             raise FieldError("ring", f"columns of {sorted(lengths)} rows", "columns of equal length")
         return self

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from services.deadline_tracker.core import Core
 from services.deadline_tracker.judging import Judge
 from services.deadline_tracker.matched import Matched
-from services.deadline_tracker.record import Ring, Tracked
+from services.deadline_tracker.record import Ring
 from shared.effects import Publish, Received
 from shared.messages import DeadlineEvent, RingInfo, TaskBatch
 from tests.row_by_row import COLUMNS, RowByRow, heard
@@ -127,7 +127,7 @@ def _same_state(plain: RowByRow, core: Core) -> None:
         assert (ring.container, ring.high, ring.closed) == (found.container, found.high, found.closed)
         opened = {seq: (t.number, t.begin_us, t.deadline_us, t.name, t.overdue) for seq, t in ring.open.items()}
         assert opened == {seq: tuple(task) for seq, *task in found.dump()[3]}
-        assert ring.high == Ring.load(found.dump()).high
+        assert ring.high == Ring.load(name, found.dump(), node.records).high
     for name, record in plain.records.items():
         counted = node.records[name]
         assert +record.counts == +type(record.counts)(counted.counts)
@@ -143,8 +143,7 @@ def test_what_a_batch_matched_comes_out_as_arrays_in_stream_order(acts: Acts, ha
     batch = batches(harmed(monitor.rows, harm), set(), [], wrong=False)[0]
     node = tracker(WINDOW)
     node.handle(Received("rt.events.task.n1", batch.model_copy(update={column: [] for column in COLUMNS}), seq=1), 0)
-    rings, records = node.nodes["n1"].rings, node.nodes["n1"].records
-    judge = Judge(batch, [Tracked(i.ring, rings[i.ring], records[i.container]) for i in RINGS], node.counters, _quiet)
+    judge = Judge(batch, list(node.nodes["n1"].rings.values()), node.counters, _quiet)
     judge.rows()
     assert heard([batch], GUARANTEE, WINDOW).decided == list(_rows(judge.matched))
 
@@ -153,7 +152,7 @@ def _rows(matched: Matched) -> list[tuple[object, ...]]:
     columns = matched.columns()
     words = {1: "met", 2: "missed", 3: "invalid", 4: "overdue", 5: "ended"}
     return [
-        (matched.tracked[ring].name, seq, begin_us, None if end_us == -1 else end_us, deadline_us, words[verdict])
+        (matched.rings[ring].name, seq, begin_us, None if end_us == -1 else end_us, deadline_us, words[verdict])
         for ring, seq, begin_us, end_us, deadline_us, verdict in zip(
             columns.ring.tolist(), columns.seq.tolist(), columns.begin_us.tolist(), columns.end_us.tolist(),
             columns.deadline_us.tolist(), columns.verdict.tolist(), strict=True,
