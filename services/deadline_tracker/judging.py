@@ -1,18 +1,13 @@
-"""The rows of one batch against what is open: verdicts in stream order, and what they matched; nothing is sent here.
-
-Nearly all rows are begins and ends without a gap whose tasks met their deadlines: those take the short way through
-``Judge._run``. Every other row is judged by ``Judge._row``, which alone knows all the rules (DESIGN 7).
-"""
+"""The rows of one batch against what is open: verdicts in stream order, and what they matched; nothing is sent here."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby, islice
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from services.deadline_tracker.matched import Matched, TaskVerdict
-from services.deadline_tracker.record import DEADLINE_US, STAMP_US, Record, Ring, Row
+from services.deadline_tracker.record import DEADLINE_US, STAMP_US, Record, Ring, Task
 from shared.deadlines import Outcome, tardiness_us, verdict
 from shared.messages import TaskBatch, TaskEventKind
 
@@ -39,45 +34,46 @@ class Judge:
         self.matched = Matched(batch.node, rings)
 
     def rows(self) -> None:
-        """Judges all rows; the batch must be ``well_formed``."""
-        batch = self.batch
-        names = map(batch.names.__getitem__, batch.name)
-        columns = (batch.kind, batch.seq, batch.begin_seq, batch.task, batch.stamp_us, batch.deadline_us)
-        rows = zip(*columns, names, strict=True)
-        for place, run in groupby(batch.ring):
-            self._run(place, islice(rows, len(list(run))))
+        """Judges all rows; the batch must be ``well_formed``.
 
-    def _run(self, place: int, rows: Iterable[Row]) -> None:
-        """Rows of one ring that follow one another."""
-        ring, add = self.rings[place], self.matched.rows.append
+        Nearly all of them are begins and ends without a gap whose tasks met their deadlines: those are dealt with
+        here, with as little as can be. Every other row is judged by ``_row``, which alone knows all the rules.
+        """
+        if not self.batch.ring:
+            return
+        add, last = self.matched.rows.append, self.batch.ring[0]
+        ring = self.rings[last]
         begun, high, met = ring.open, ring.high, 0
-        for row in rows:
-            kind, seq, begin_seq, _, stamp_us, _, _ = row
+        for place, kind, seq, begin_seq, row in _rows(self.batch):
+            if place != last:
+                self._put_back(ring, high, met)
+                last, ring = place, self.rings[place]
+                begun, high, met = ring.open, ring.high, 0
             if seq == high + 1:
                 if kind == BEGIN:
                     begun[seq], high = row, seq
                     continue
                 task = begun.get(begin_seq) if kind == END else None
-                if task and 0 <= stamp_us - task[STAMP_US] <= task[DEADLINE_US]:
+                if task and 0 <= row[STAMP_US] - task[STAMP_US] <= task[DEADLINE_US]:
                     del begun[begin_seq]
-                    add((place, task, stamp_us, MET))
+                    add((place, begin_seq, task, row[STAMP_US], MET))
                     high, met = seq, met + 1
                     continue
             self._put_back(ring, high, met)
-            self._row(place, row)
+            self._row(place, kind, seq, begin_seq, row)
             high, met = ring.high, 0
         self._put_back(ring, high, met)
 
     def _put_back(self, ring: Ring, high: int, met: int) -> None:
-        record = ring.record
-        ring.high, record.met = high, record.met + met
-        if record.recovers:
+        ring.high, record = high, ring.record
+        record.met += met
+        if record.warned and record.recovers:
             times, record.met = record.met, 0
             for _ in range(times):
                 self._cross(record, record.judge(Outcome.MET))
 
-    def _row(self, place: int, row: Row) -> None:
-        ring, (kind, seq, *_) = self.rings[place], row
+    def _row(self, place: int, kind: int, seq: int, begin_seq: int, row: Task) -> None:
+        ring = self.rings[place]
         if kind in (BEGIN, END):
             if seq <= ring.high:
                 self.counters["records_again"] += 1
@@ -89,7 +85,7 @@ class Judge:
             case TaskEventKind.BEGIN:
                 ring.open[seq] = row
             case TaskEventKind.END:
-                self._end(place, row)
+                self._end(place, begin_seq, row[STAMP_US])
             case TaskEventKind.OVERDUE:
                 self._overdue(place, seq)
             case TaskEventKind.ABORTED | TaskEventKind.LOST:
@@ -100,20 +96,20 @@ class Judge:
             case _:
                 self.counters["rows_malformed"] += 1
 
-    def _end(self, place: int, row: Row) -> None:
-        ring, (_, _, begin_seq, _, end_us, _, _) = self.rings[place], row
+    def _end(self, place: int, begin_seq: int, end_us: int) -> None:
+        ring = self.rings[place]
         overdue = ring.overdue.pop(begin_seq, None)
         task = overdue or ring.open.pop(begin_seq, None)
         if task is None:
             self.counters["ends_without_begin"] += 1
             return
-        begin_us, deadline_us = task[STAMP_US], task[DEADLINE_US]
+        _, begin_us, deadline_us, _ = task
         outcome = verdict(begin_us, end_us, deadline_us)
-        self.matched.rows.append((place, task, end_us, TaskVerdict.ENDED if overdue else _VERDICTS[outcome]))
+        self.matched.rows.append((place, begin_seq, task, end_us, TaskVerdict.ENDED if overdue else _VERDICTS[outcome]))
         if overdue:
             ring.record.counts["late_record"] += outcome == Outcome.MET
         else:
-            self._judge(ring, task, outcome, tardiness_us(begin_us, end_us, deadline_us))
+            self._judge(ring, begin_seq, task, outcome, tardiness_us(begin_us, end_us, deadline_us))
 
     def _overdue(self, place: int, begin_seq: int) -> None:
         ring = self.rings[place]
@@ -122,8 +118,8 @@ class Judge:
             self.counters["records_again"] += 1
             return
         ring.overdue[begin_seq] = task
-        self.matched.rows.append((place, task, None, TaskVerdict.OVERDUE))
-        self._judge(ring, task, Outcome.MISSED, None)
+        self.matched.rows.append((place, begin_seq, task, None, TaskVerdict.OVERDUE))
+        self._judge(ring, begin_seq, task, Outcome.MISSED, None)
 
     def _without_end(self, ring: Ring, begin_seq: int, kind: int) -> None:
         """Aborted is a count of its own, also where overdue was written before; lost only where nothing was."""
@@ -135,9 +131,9 @@ class Judge:
         else:
             ring.record.counts["lost"] += overdue is None
 
-    def _judge(self, ring: Ring, task: Row, outcome: Outcome, tardy: int | None) -> None:
+    def _judge(self, ring: Ring, seq: int, task: Task, outcome: Outcome, tardy: int | None) -> None:
         record, node = ring.record, self.batch.node
-        _, seq, _, number, _, deadline_us, name = task
+        number, _, deadline_us, name = task
         crossed = record.judge(outcome)  # counted first: what is said shows it
         if outcome == Outcome.MISSED:
             said = {"task": number, "deadline_us": deadline_us, "ring": ring.name, "seq": seq}
@@ -154,6 +150,11 @@ class Judge:
 def well_formed(batch: TaskBatch) -> bool:
     """Whether each row names a ring and a task name that the batch lists."""
     return _all_listed(batch.ring, len(batch.rings)) and _all_listed(batch.name, len(batch.names))
+
+
+def _rows(batch: TaskBatch) -> Iterator[tuple[int, int, int, int, Task]]:
+    tasks = zip(batch.task, batch.stamp_us, batch.deadline_us, map(batch.names.__getitem__, batch.name), strict=True)
+    return zip(batch.ring, batch.kind, batch.seq, batch.begin_seq, tasks, strict=True)
 
 
 def _all_listed(places: list[int], count: int) -> bool:

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from services.deadline_tracker.record import DEADLINE_US, SEQ, STAMP_US, Ring, Row
+from services.deadline_tracker.record import DEADLINE_US, STAMP_US, Ring, Task
 
 NOT_ENDED: Final = -1
 """In ``Columns.end_us``: the task still runs. Stamps are never negative."""
@@ -54,22 +54,22 @@ class Columns:
 class Matched:
     """The tasks of one batch of ``node`` that were decided or ended in it.
 
-    A row is the place of its ring in ``rings``, the row of its begin, when it ended (None: it still runs), and the
-    verdict.
+    A row is the place of its ring in ``rings``, the sequence of its begin, the task, when it ended (None: it still
+    runs), and the verdict.
     """
 
     node: str
     rings: Sequence[Ring]
-    rows: list[tuple[int, Row, int | None, TaskVerdict]] = field(default_factory=list)
+    rows: list[tuple[int, int, Task, int | None, TaskVerdict]] = field(default_factory=list)
 
     def columns(self) -> Columns:
         return Columns(
-            ring=_array([place for place, _, _, _ in self.rows]),
-            seq=_array([begin[SEQ] for _, begin, _, _ in self.rows]),
-            begin_us=_array([begin[STAMP_US] for _, begin, _, _ in self.rows]),
-            end_us=_array([NOT_ENDED if end_us is None else end_us for _, _, end_us, _ in self.rows]),
-            deadline_us=_array([begin[DEADLINE_US] for _, begin, _, _ in self.rows]),
-            verdict=_array([verdict for _, _, _, verdict in self.rows]),
+            ring=_array([row[0] for row in self.rows]),
+            seq=_array([row[1] for row in self.rows]),
+            begin_us=_array([row[2][STAMP_US] for row in self.rows]),
+            end_us=_array([NOT_ENDED if row[3] is None else row[3] for row in self.rows]),
+            deadline_us=_array([row[2][DEADLINE_US] for row in self.rows]),
+            verdict=_array([row[4] for row in self.rows]),
         )
 
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from shared.deadlines import Outcome, SlidingWindow, Standing, guarantee_ratio, standing, wilson
-from shared.messages import ContainerRecord, DeadlineEvent, RingInfo, TaskEventKind
+from shared.messages import ContainerRecord, DeadlineEvent, RingInfo
 
-Row = tuple[int, int, int, int, int, int, str]
-"""One task event: kind, seq, begin_seq, task, stamp_us, deadline_us, name. A plain tuple: there are many of them."""
-SEQ: Final = 1
-STAMP_US: Final = 4
-DEADLINE_US: Final = 5
+Task = tuple[int, int, int, str]
+"""A task as its begin says: its number, begin_us, deadline_us, name. A plain tuple: there are many of them."""
+STAMP_US: Final = 1
+DEADLINE_US: Final = 2
 
 
 MOST_K: Final = 10_000
@@ -201,9 +200,9 @@ class Ring:
     record: Record
     """Of the container that it was first said to belong to."""
     high: int = 0
-    open: dict[int, Row] = field(default_factory=dict)
-    """Tasks whose end has not been seen and that have no verdict: by the sequence of their begin, its row."""
-    overdue: dict[int, Row] = field(default_factory=dict)
+    open: dict[int, Task] = field(default_factory=dict)
+    """Tasks whose end has not been seen and that have no verdict: by the sequence of their begin."""
+    overdue: dict[int, Task] = field(default_factory=dict)
     """Tasks that were judged missed while they run."""
     closed: bool = False
     told: dict[str, Any] | None = None
@@ -224,18 +223,15 @@ class Ring:
         self.overdue.clear()
 
     def dump(self) -> list[Any]:
-        tasks = [
-            [seq, task, begin_us, deadline_us, name, overdue]
-            for begun, overdue in ((self.open, False), (self.overdue, True))
-            for seq, (_, _, _, task, begin_us, deadline_us, name) in begun.items()
-        ]
+        tasks = [[seq, *task, False] for seq, task in self.open.items()]
+        tasks += [[seq, *task, True] for seq, task in self.overdue.items()]
         return [self.container, self.high, self.closed, tasks]
 
     @classmethod
     def load(cls, name: str, state: list[Any], records: Mapping[str, Record]) -> Self:
         container, high, closed, tasks = state
         ring = cls(name, records[container], high, closed=closed)
-        for seq, task, begin_us, deadline_us, task_name, overdue in tasks:
+        for seq, number, begin_us, deadline_us, task_name, overdue in tasks:
             begun = ring.overdue if overdue else ring.open
-            begun[seq] = (TaskEventKind.BEGIN.value, seq, seq, task, begin_us, deadline_us, task_name)
+            begun[seq] = (number, begin_us, deadline_us, task_name)
         return ring
