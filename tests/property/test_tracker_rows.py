@@ -79,19 +79,21 @@ def harmed(rows: list[tuple[int, ...]], harm: list[tuple[str, int]]) -> list[tup
     return rows
 
 
-def batches(rows: list[tuple[int, ...]], cuts: set[int], again: list[int], *, wrong: bool) -> list[TaskBatch]:
+def batches(
+    rows: list[tuple[int, ...]], cuts: set[int], again: list[int], *, wrong: bool, node: str = "n1"
+) -> list[TaskBatch]:
     """The rows in pieces, some of which come again; one of them names a ring that is not listed."""
     ends = [*sorted(cut for cut in cuts if 0 < cut < len(rows)), len(rows)]
     pieces = [rows[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
     pieces += [pieces[place % len(pieces)] for place in again]
     pieces.insert(len(pieces) // 2, [(9, BEGIN, 1, 1, 1, 0, 0, 0)]) if wrong else None
-    return [_batch(piece) for piece in pieces]
+    return [_batch(piece, node) for piece in pieces]
 
 
-def _batch(rows: list[tuple[int, ...]]) -> TaskBatch:
+def _batch(rows: list[tuple[int, ...]], node: str) -> TaskBatch:
     columns = zip(*rows, strict=True) if rows else [()] * len(COLUMNS)
     named = {name: list(column) for name, column in zip(COLUMNS, columns, strict=True)}
-    fixed = {"node": "n1", "start_id": "s", "counter": 1, "boot_id": "b", "at_us": 1, "watermark_us": 1}
+    fixed = {"node": node, "start_id": "s", "counter": 1, "boot_id": "b", "at_us": 1, "watermark_us": 1}
     return TaskBatch(**fixed, rings=RINGS, names=("infer", "train"), **named)  # type: ignore[arg-type]  # plain columns
 
 
