@@ -95,7 +95,7 @@ def _kill(number: int, server: NatsServer, trackers: list[ServiceProcess]) -> No
     if which == 2:
         server.restart(kill=True)
     else:
-        trackers[which].kill()
+        trackers[which].until_ready().kill()  # of one that was killed before: it is at work again
         trackers[which].begin()
 
 
