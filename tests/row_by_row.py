@@ -60,7 +60,8 @@ class RowByRow:
             self.rings.setdefault(info.ring, Ring(info.container))
             record = self.records.setdefault(info.container, Record(self.guarantee, deque(maxlen=self.window)))
             record.guarantee = record.guarantee if info.guarantee is None else info.guarantee
-            if info.window is not None and record.newest is None:
+            firm = None if record.newest is None else (record.least_met, record.newest.maxlen)
+            if info.window is not None and info.window != firm:
                 record.least_met, record.newest = info.window[0], deque(maxlen=info.window[1])
         for ring, *row, name in rows:
             self._row(batch.node, batch.rings[ring].ring, tuple(row), batch.names[name])

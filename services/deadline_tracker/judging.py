@@ -67,7 +67,7 @@ class Judge:
     def _put_back(self, ring: Ring, high: int, met: int) -> None:
         ring.high, record = high, ring.record
         record.met += met
-        if record.warned and record.recovers:
+        if record.met and record.crosses:
             times, record.met = record.met, 0
             for _ in range(times):
                 self._cross(record, record.judge(Outcome.MET))

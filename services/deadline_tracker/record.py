@@ -33,6 +33,8 @@ class Record:
     counted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     warned: bool = False
     """Said to be at risk, and not recovered since."""
+    asks_anew: bool = False
+    """Its guarantee was changed, and no verdict was held against the new one yet."""
     met: int = 0
     """Tasks that were met and are not counted yet: ``counts`` and ``window`` do that."""
     least_met: int = 0
@@ -47,11 +49,13 @@ class Record:
         """Takes over what a batch says of the container; what it does not know stays."""
         if info.request_id is not None:
             self.request_id, self.replica, self.generation = info.request_id, info.replica, info.generation
-        if info.guarantee is not None:
-            self.guarantee = info.guarantee
+        if info.guarantee is not None and info.guarantee != self.guarantee:
+            self._count_met()
+            self.guarantee, self.asks_anew = info.guarantee, True
         if info.window is not None and info.window != self.constraint:
             m, k = info.window
             if 1 <= m <= k <= MOST_K:
+                self._count_met()
                 self.least_met, self.newest = m, SlidingWindow(k)
 
     @property
@@ -73,13 +77,14 @@ class Record:
             self._push(met=True, times=times)
 
     @property
-    def recovers(self) -> bool:
-        """Whether by the tasks met that are not counted yet it ceases to be at risk; it cannot get there by them.
+    def crosses(self) -> bool:
+        """Whether a task that was met and is not counted yet may make it cross a bound.
 
-        Both bounds only rise with a met task, so the last of them shows what any of them does.
+        Both bounds only rise with a met task. So a record cannot get at risk by one, unless more is asked of it than
+        before; and whether one of them makes it recover shows after the last of them.
         """
-        if not (self.warned and self.met):
-            return False
+        if self.asks_anew or not self.warned:
+            return self.asks_anew
         then = self.verdicts.copy()
         then.push(met=True, times=self.met)
         return standing(then.met, then.missed, self.guarantee) == Standing.GOOD
@@ -94,6 +99,7 @@ class Record:
         if outcome == Outcome.INVALID:
             return None
         self._push(met=outcome == Outcome.MET)
+        self.asks_anew = False
         now, violated = self.standing, self.violated
         if not self.warned and (violated or now == Standing.AT_RISK):
             self.warned = True
@@ -176,6 +182,7 @@ class Record:
             "of": [self.request_id, self.replica, self.generation],
             "counts": self.counts,
             "warned": self.warned,
+            "asks_anew": self.asks_anew,
             "m_of_k": None if self.newest is None else [self.least_met, self.newest.dump()],
             "touched": self.touched_seq,
             "unsaid": [[name, seq, event.model_dump(exclude_unset=True)] for name, (seq, event) in self.unsaid.items()],
@@ -186,6 +193,7 @@ class Record:
         record = cls(container, state["guarantee"], SlidingWindow.load(state["window"]), *state["of"])
         record.counts.update(state["counts"])
         record.warned, record.touched_seq = state["warned"], state["touched"]
+        record.asks_anew = state.get("asks_anew", False)
         if (firm := state.get("m_of_k")) is not None:
             record.least_met, record.newest = firm[0], SlidingWindow.load(firm[1])
         record.unsaid = {n: (seq, DeadlineEvent.model_validate(e)) for n, seq, e in state.get("unsaid", ())}

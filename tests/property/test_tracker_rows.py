@@ -21,6 +21,12 @@ RINGS = (
     RingInfo(ring="r1", container="c1", guarantee=0.6),
     RingInfo(ring="r2", container="c0", guarantee=0.5, window=(2, 3)),
 )
+OTHER = (
+    RingInfo(ring="r0", container="c0", guarantee=0.7, window=(1, 4)),
+    RingInfo(ring="r1", container="c1", guarantee=0.85),
+    RingInfo(ring="r2", container="c0", guarantee=0.7, window=(1, 4)),
+)
+"""What the same containers may ask for later."""
 
 Acts = list[tuple[str, int, int, int]]
 ACTS = st.lists(
@@ -97,15 +103,24 @@ def _batch(rows: list[tuple[int, ...]], node: str) -> TaskBatch:
     return TaskBatch(**fixed, rings=RINGS, names=("infer", "train"), **named)  # type: ignore[arg-type]  # plain columns
 
 
-@given(ACTS, HARM, st.sets(st.integers(1, 300), max_size=8), st.lists(st.integers(0, 9), max_size=2), st.booleans())
+@given(
+    ACTS,
+    HARM,
+    st.sets(st.integers(1, 300), max_size=8),
+    st.lists(st.integers(0, 9), max_size=2),
+    st.booleans(),
+    st.sets(st.integers(0, 11)),
+)
 @settings(max_examples=150, deadline=None)
 def test_verdicts_counts_and_open_tasks_are_those_of_the_judge_that_goes_row_by_row(
-    acts: Acts, harm: list[tuple[str, int]], cuts: set[int], again: list[int], wrong: bool
+    acts: Acts, harm: list[tuple[str, int]], cuts: set[int], again: list[int], wrong: bool, others: set[int]
 ) -> None:
     monitor = Monitor()
     for act in acts:
         monitor.act(*act)
     stream = batches(harmed(monitor.rows, harm), cuts, again, wrong=wrong)
+    for place in others & set(range(len(stream))):
+        stream[place] = stream[place].model_copy(update={"rings": OTHER})
     core = tracker(WINDOW)
     core.guarantee = GUARANTEE
     lead(core)

@@ -25,7 +25,7 @@ class Firm(Told):
         super().__init__()
         self.window, self.tasks = (m, k), 0
 
-    def run(self, outcomes: str) -> None:
+    def run(self, outcomes: str, guarantee: float = 0.9) -> None:
         """Tasks one after another: + met, - missed."""
         rows: list[tuple[int, ...]] = []
         for outcome in outcomes:
@@ -33,7 +33,7 @@ class Firm(Told):
             rows += [row(BEGIN, begin), row(END, begin + 1, begin, stamp_us=D + (outcome == "-"))]
             self.tasks += 1
         self.seq += 1
-        told = batch(rows, window=self.window)
+        told = batch(rows, window=self.window, guarantee=guarantee)
         self.effects += self.core.handle(Received("rt.events.task.n1", told, seq=self.seq), 0)
         self.core.check()
 
@@ -64,6 +64,14 @@ def test_a_record_at_risk_by_its_ratio_does_not_recover_while_m_of_k_is_violated
     assert ("at_risk", 1, 0) == at_risk
     assert recovered[0] == "recovered"
     assert recovered[1] > 69
+
+
+def test_a_record_for_which_more_is_asked_is_held_against_that_at_the_next_task_met_or_not() -> None:
+    firm = Firm(1, 10)
+    firm.run("++++++----", guarantee=0.5)
+    assert [] == firm.said
+    firm.run("++", guarantee=0.9)
+    assert [("at_risk", 11, 10)] == firm.said
 
 
 def test_m_of_k_and_the_distance_to_failing_it_are_published() -> None:
