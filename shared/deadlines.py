@@ -1,8 +1,9 @@
 """Deadline arithmetic: verdicts, laxity, guarantee ratios with bounds; holds no clock and no container."""
 
-from collections.abc import Iterator
+from bisect import bisect_left
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from math import floor, sqrt
 from statistics import NormalDist
 from typing import Final, TypedDict
@@ -62,6 +63,12 @@ def tardiness_us(begin_us: int, end_us: int, deadline_us: int) -> int:
     return max(0, end_us - begin_us - deadline_us)
 
 
+@cache
+def _quantile(confidence: float) -> float:
+    """z: so many standard deviations around the mean hold that share of a normal distribution."""
+    return NormalDist().inv_cdf((1 + confidence) / 2)
+
+
 def wilson(met: int, total: int, confidence: float = CONFIDENCE) -> Interval | None:
     """The Wilson score interval of met / total; None when nothing was seen.
 
@@ -73,7 +80,7 @@ def wilson(met: int, total: int, confidence: float = CONFIDENCE) -> Interval | N
         raise ValueError(f"needs 0 <= met <= total and a confidence below 1: {met} of {total}, {confidence}")
     if total == 0:
         return None
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = _quantile(confidence)
     ratio, scale = met / total, 1 + z * z / total
     centre = (ratio + z * z / (2 * total)) / scale
     half = z * sqrt(ratio * (1 - ratio) / total + z * z / (4 * total * total)) / scale
@@ -106,7 +113,7 @@ def smallest_window(guarantee: float, confidence: float = CONFIDENCE) -> int | N
         raise ValueError(f"a guarantee is above 0 and at most 1: {guarantee}")
     if guarantee == 1:
         return None
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = _quantile(confidence)
     count = max(1, floor(z * z * guarantee / (1 - guarantee)) - 1)
     while not _reaches(count, guarantee, confidence):  # the formula is rounded: the bound itself decides
         count += 1
@@ -131,6 +138,10 @@ class WindowState(TypedDict):
     length: int
     count: int
     bits: str
+
+
+_AS_DIGITS: Final = bytes.maketrans(b"\0\1", b"01")
+_AS_OUTCOMES: Final = bytes.maketrans(b"01", b"\0\1")
 
 
 class SlidingWindow:
@@ -162,15 +173,24 @@ class SlidingWindow:
         """How many of the outcomes held are missed."""
         return self._count - self._met
 
-    def push(self, met: bool) -> None:
-        """Adds the newest outcome; the oldest falls out of a full window."""
-        if self._count == self.length:
-            self._met -= self._ring[self._next]
-        else:
-            self._count += 1
-        self._ring[self._next] = met
-        self._met += met
-        self._next = (self._next + 1) % self.length
+    def push(self, met: bool, times: int = 1) -> None:
+        """Adds the newest outcome, so many times; the oldest fall out of a full window."""
+        length = len(self._ring)
+        while times:
+            end = min(self._next + times, length)
+            added = end - self._next
+            # places not used yet hold 0
+            self._met += met * added - self._ring.count(1, self._next, end)
+            self._ring[self._next : end] = bytes([met]) * added
+            self._count = min(self._count + added, length)
+            self._next = end % length
+            times -= added
+
+    def copy(self) -> "SlidingWindow":
+        """One that goes its own way."""
+        other = SlidingWindow(self.length)
+        other._ring[:], other._next, other._count, other._met = self._ring, self._next, self._count, self._met
+        return other
 
     def distance_to_failure(self, m: int) -> int:
         """How many misses in a row from now leave fewer than m met in the last `length` tasks; 0 is failing.
@@ -181,18 +201,16 @@ class SlidingWindow:
         """
         if not 1 <= m <= self.length:
             raise ValueError(f"m must lie from 1 to the window's {self.length}: {m}")
-        met = 0
-        for place, outcome in enumerate(self._newest_first(), start=1):
-            met += outcome
-            if met == m:
-                return self.length - place + 1
         unseen = self.length - self._count
-        return max(0, unseen - (m - met) + 1)
+        if self._met < m:
+            return max(0, unseen - (m - self._met) + 1)
+        outcomes, from_oldest = self._oldest_first(), self._met - m + 1
+        return unseen + 1 + bisect_left(range(self._count), from_oldest, key=lambda i: outcomes.count(1, 0, i + 1))
 
     def dump(self) -> WindowState:
         """The window as plain JSON; `load` gives it back."""
-        newest_last = "".join(str(outcome) for outcome in reversed(list(self._newest_first())))
-        return {"length": self.length, "count": self._count, "bits": f"{int(newest_last or '0', 2):x}"}
+        digits = self._oldest_first().translate(_AS_DIGITS)
+        return {"length": self.length, "count": self._count, "bits": f"{int(digits or b'0', 2):x}"}
 
     @classmethod
     def load(cls, state: WindowState) -> "SlidingWindow":
@@ -200,10 +218,11 @@ class SlidingWindow:
         window, count, bits = cls(state["length"]), state["count"], int(state["bits"], 16)
         if not 0 <= count <= window.length or bits < 0 or bits >> count:
             raise ValueError(f"window state contradicts itself: {state}")
-        for place in reversed(range(count)):
-            window.push(bool(bits >> place & 1))
+        window._ring[:count] = f"{bits:0{count}b}".encode().translate(_AS_OUTCOMES) if count else b""
+        window._next, window._count, window._met = count % window.length, count, bits.bit_count()
         return window
 
-    def _newest_first(self) -> Iterator[int]:
-        for back in range(1, self._count + 1):
-            yield self._ring[(self._next - back) % self.length]
+    def _oldest_first(self) -> bytes:
+        if self._count < self.length:
+            return bytes(self._ring[: self._count])
+        return bytes(self._ring[self._next :] + self._ring[: self._next])

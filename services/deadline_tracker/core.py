@@ -9,12 +9,12 @@ checkpoints, and a verdict is kept, by all, until the stream shows that it was s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.deadline_tracker.record import OpenTask, Record, Ring
-from shared.deadlines import Outcome, SlidingWindow, tardiness_us, verdict
+from services.deadline_tracker.judging import Judge, well_formed
+from services.deadline_tracker.record import Record, Ring
+from shared.deadlines import SlidingWindow
 from shared.effects import (
     Commit,
     CommitDone,
@@ -31,7 +31,7 @@ from shared.effects import (
 )
 from shared.errors import FieldError
 from shared.lease import Tenure
-from shared.messages import DeadlineEvent, NodeDeadlines, RingInfo, TaskBatch, TaskEventKind
+from shared.messages import DeadlineEvent, NodeDeadlines, RingInfo, TaskBatch
 from shared.subjects import DEADLINES, Subjects, decode, lease_key, node_key
 
 LEASE = lease_key("deadline-tracker")
@@ -62,31 +62,6 @@ class Node:
     @property
     def unsaid(self) -> int:
         return sum(len(record.unsaid) for record in self.records.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One event of a batch."""
-
-    ring: str
-    kind: int
-    seq: int
-    begin_seq: int
-    task: int
-    stamp_us: int
-    deadline_us: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One row and all that it concerns."""
-
-    node: Node
-    batch: TaskBatch
-    ring: Ring
-    record: Record
-    row: Row
 
 
 class Core:
@@ -156,19 +131,22 @@ class Core:
             self.counters["batches_again"] += 1
             return []
         node.stream_seq, node.dirty = seq, True
-        try:
-            rows = list(_rows(batch))
-        except IndexError:
+        if not well_formed(batch):
             self.counters["batches_malformed"] += 1
             return []
-        for info in batch.rings:
-            self._learn(node, info, seq)
+        known = len(node.rings) + len(node.records)
         effects: list[Effect] = []
-        for row in rows:
-            ring = node.rings[row.ring]
-            effects += self._row(Case(node, batch, ring, node.records[ring.container], row))
-        self._forget_old(node)
-        node.early = {event_id: at for event_id, at in node.early.items() if at > seq}
+
+        def say(record: Record, kind: str, event_id: str, said: dict[str, Any]) -> None:
+            effects.extend(self._say(node, record, event_id, self._event(batch, record, kind, said)))
+
+        judge = Judge(batch, [self._learn(node, info, seq) for info in batch.rings], self.counters, say)
+        judge.rows()
+        # judge.matched.columns(): the tasks that were decided or ended here, for who computes over many of them
+        if judge.rings_closed or len(node.rings) + len(node.records) != known:
+            self._forget_old(node)
+        if node.early:
+            node.early = {event_id: at for event_id, at in node.early.items() if at > seq}
         return effects
 
     def _another_stream(self) -> None:
@@ -179,90 +157,26 @@ class Core:
             for record in node.records.values():
                 record.unsaid.clear()
 
-    def _learn(self, node: Node, info: RingInfo, seq: int) -> None:
-        node.rings.setdefault(info.ring, Ring(info.container))
-        record = node.records.get(info.container)
-        if record is None:
-            record = Record(info.container, self.guarantee, SlidingWindow(self.window))
-            node.records[info.container] = record
-        record.learn(info)
-        record.touched_seq = seq
+    def _learn(self, node: Node, info: RingInfo, seq: int) -> Ring:
+        ring = node.rings.get(info.ring)
+        if ring is None or ring.told != info.__dict__:
+            record = self._record(node, info.container)
+            record.learn(info)
+            ring = node.rings.setdefault(info.ring, Ring(info.ring, record))
+            ring.told = info.__dict__
+        ring.record.touched_seq = seq
+        return ring
 
-    def _row(self, case: Case) -> list[Effect]:
-        ring, row = case.ring, case.row
-        if row.kind in (TaskEventKind.BEGIN, TaskEventKind.END):
-            if row.seq <= ring.high:
-                self.counters["records_again"] += 1
-                return []
-            if row.seq > ring.high + 1:  # records never seen: the ends of open tasks may be among them
-                _lose_open(case)
-            ring.high = row.seq
-        match row.kind:
-            case TaskEventKind.BEGIN:
-                ring.open[row.seq] = OpenTask(row.task, row.stamp_us, row.deadline_us, row.name)
-            case TaskEventKind.END:
-                return self._end(case)
-            case TaskEventKind.OVERDUE:
-                return self._overdue(case)
-            case TaskEventKind.ABORTED | TaskEventKind.LOST:
-                self._without_end(case)
-            case TaskEventKind.CLOSED:
-                _lose_open(case)
-                ring.closed = True
-            case _:
-                self.counters["rows_malformed"] += 1
-        return []
+    def _record(self, node: Node, container: str) -> Record:
+        if container not in node.records:
+            node.records[container] = Record(container, self.guarantee, SlidingWindow(self.window))
+        return node.records[container]
 
-    def _end(self, case: Case) -> list[Effect]:
-        row = case.row
-        task = case.ring.open.pop(row.begin_seq, None)
-        if task is None:
-            self.counters["ends_without_begin"] += 1
-            return []
-        outcome = verdict(task.begin_us, row.stamp_us, task.deadline_us)
-        if task.overdue:
-            case.record.counts["late_record"] += outcome == Outcome.MET
-            return []
-        tardy = tardiness_us(task.begin_us, row.stamp_us, task.deadline_us)
-        return self._judge(case, row.begin_seq, task, outcome, tardy)
-
-    def _overdue(self, case: Case) -> list[Effect]:
-        task = case.ring.open.get(case.row.seq)
-        if task is None or task.overdue:
-            self.counters["records_again"] += 1
-            return []
-        task.overdue = True
-        return self._judge(case, case.row.seq, task, Outcome.MISSED, None)
-
-    def _without_end(self, case: Case) -> None:
-        """Aborted is a count of its own, also where overdue was written before; lost only where nothing was."""
-        task = case.ring.open.pop(case.row.seq, None)
-        if task is None:
-            self.counters["records_again"] += 1
-        elif case.row.kind == TaskEventKind.ABORTED:
-            case.record.counts["aborted"] += 1
-        else:
-            case.record.counts["lost"] += not task.overdue
-
-    def _judge(self, case: Case, begin_seq: int, task: OpenTask, outcome: Outcome, tardy: int | None) -> list[Effect]:
-        record, node, ring = case.record, case.node.name, case.row.ring
-        crossed = record.judge(outcome)
-        effects: list[Effect] = []
-        if outcome == Outcome.MISSED:
-            said = {"task": task.task, "deadline_us": task.deadline_us, "ring": ring, "seq": begin_seq}
-            event_id = f"{node}/{ring}/{begin_seq}/missed"
-            effects += self._say(case, "missed", event_id, {**said, "name": task.name, "tardiness_us": tardy})
-        if crossed:
-            event_id = f"{node}/{record.container}/{record.judged}/{crossed}"
-            effects += self._say(case, crossed, event_id, {"task": None, "deadline_us": None})
-        return effects
-
-    def _say(self, case: Case, kind: str, event_id: str, said: dict[str, Any]) -> list[Effect]:
+    def _say(self, node: Node, record: Record, event_id: str, event: DeadlineEvent) -> list[Effect]:
         """By the holder of the lease; kept until it is heard, unless it was heard before."""
-        if case.node.early.pop(event_id, None) is not None:
+        if node.early.pop(event_id, None) is not None:
             return []
-        event = self._event(case, kind, said)
-        case.record.unsaid[event_id] = (case.node.stream_seq, event)
+        record.unsaid[event_id] = (node.stream_seq, event)
         return [self._publish(event_id, event)] if self.lease.active else []
 
     def _publish(self, event_id: str, event: DeadlineEvent) -> Publish:
@@ -277,12 +191,11 @@ class Core:
         elif seq > node.stream_seq:
             node.early[event_id] = seq
 
-    def _event(self, case: Case, kind: str, said: dict[str, Any]) -> DeadlineEvent:
-        record, node = case.record, case.node.name
+    def _event(self, batch: TaskBatch, record: Record, kind: str, said: dict[str, Any]) -> DeadlineEvent:
         ratio, lower, upper = record.bounds
         return DeadlineEvent(
-            at_us=case.batch.at_us,
-            node=node,
+            at_us=batch.at_us,
+            node=batch.node,
             container=record.container,
             kind=kind,
             request_id=record.request_id,
@@ -295,6 +208,7 @@ class Core:
             lower=lower,
             upper=upper,
             guarantee=record.guarantee,
+            distance_to_failure=record.distance_to_failure,
             **said,
         )
 
@@ -343,7 +257,7 @@ class Core:
     def published(self, node: Node, wall_us: int) -> NodeDeadlines:
         open_tasks: Counter[str] = Counter()
         for ring in node.rings.values():
-            open_tasks[ring.container] += len(ring.open)
+            open_tasks[ring.container] += ring.running
         state = {
             "rings": {name: ring.dump() for name, ring in node.rings.items()},
             "records": {name: record.dump() for name, record in node.records.items()},
@@ -404,8 +318,8 @@ class Core:
     def _restore(self, node: Node, saved: NodeDeadlines) -> None:
         if saved.stream_seq > node.stream_seq:
             state: Any = saved.checkpoint
-            rings = {ring: Ring.load(s) for ring, s in state["rings"].items()}
             records = {name: Record.load(name, s) for name, s in state["records"].items()}
+            rings = {name: Ring.load(name, s, records) for name, s in state["rings"].items()}
             node.stream_seq, node.rings, node.records = saved.stream_seq, rings, records
 
     # --- for tests and for people ---
@@ -414,9 +328,10 @@ class Core:
         """Asserts what must always hold."""
         for node in self.nodes.values():
             for ring in node.rings.values():
-                assert ring.container in node.records, f"a ring of {node.name} has no record"
-                assert all(0 < seq <= ring.high for seq in ring.open), f"open tasks beyond the head: {ring}"
-                assert not (ring.closed and ring.open), f"a closed ring has open tasks: {ring}"
+                assert ring.record is node.records.get(ring.container), f"a ring of {node.name} has no record"
+                begun = {**ring.open, **ring.overdue}
+                assert len(begun) == ring.running, f"a task is open and overdue: {ring}"
+                assert all(0 < seq <= ring.high for seq in begun), f"open tasks beyond the head: {ring}"
             for record in node.records.values():
                 assert record.window.met + record.window.missed == min(record.judged, record.window.length)
 
@@ -426,20 +341,3 @@ class Core:
         return [
             f"{n.name} up to stream sequence {n.stream_seq}: {r.counts}, {r.window}, {r.standing}" for n, r in found
         ]
-
-
-def _lose_open(case: Case) -> None:
-    """The open tasks can have no verdict any more; those judged while they ran keep theirs."""
-    case.record.counts["lost"] += sum(not task.overdue for task in case.ring.open.values())
-    case.ring.open.clear()
-
-
-def _rows(batch: TaskBatch) -> Iterator[Row]:
-    """Raises IndexError when a row names a ring or a task name that the batch does not list."""
-    columns = (batch.ring, batch.kind, batch.seq, batch.begin_seq, batch.task, batch.stamp_us, batch.deadline_us)
-    for (ring, kind, seq, begin_seq, task, stamp_us, deadline_us), name in zip(
-        zip(*columns, strict=True), batch.name, strict=True
-    ):
-        if ring < 0 or name < 0:
-            raise IndexError(ring)
-        yield Row(batch.rings[ring].ring, kind, seq, begin_seq, task, stamp_us, deadline_us, batch.names[name])

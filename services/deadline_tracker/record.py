@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from shared.deadlines import Outcome, SlidingWindow, Standing, guarantee_ratio, standing, wilson
 from shared.messages import ContainerRecord, DeadlineEvent, RingInfo
 
-
-@dataclass(slots=True)
-class OpenTask:
-    """A task whose end has not been seen. ``overdue``: already judged missed while it runs."""
-
-    task: int
-    begin_us: int
-    deadline_us: int
-    name: str
-    overdue: bool = False
+Task = tuple[int, int, int, str]
+"""A task as its begin says: its number, begin_us, deadline_us, name. A plain tuple: there are many of them."""
+STAMP_US: Final = 1
+DEADLINE_US: Final = 2
 
 
-@dataclass(slots=True)
-class Ring:
-    """One writer's records. ``high`` is the last sequence counted: what comes again lies at or below it."""
-
-    container: str
-    high: int = 0
-    open: dict[int, OpenTask] = field(default_factory=dict)
-    closed: bool = False
-
-    def dump(self) -> list[Any]:
-        tasks = [[s, t.task, t.begin_us, t.deadline_us, t.name, t.overdue] for s, t in self.open.items()]
-        return [self.container, self.high, self.closed, tasks]
-
-    @classmethod
-    def load(cls, state: list[Any]) -> Self:
-        container, high, closed, tasks = state
-        return cls(container, high, {seq: OpenTask(*fields) for seq, *fields in tasks}, closed)
-
-
+MOST_K: Final = 10_000
+"""The longest (m,k) that a request may declare."""
 COUNTS = ("met", "missed", "lost", "aborted", "invalid", "late_record")
 
 
@@ -49,13 +26,20 @@ class Record:
 
     container: str
     guarantee: float
-    window: SlidingWindow
+    verdicts: SlidingWindow
     request_id: str | None = None
     replica: int | None = None
     generation: int | None = None
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    counted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     warned: bool = False
     """Said to be at risk, and not recovered since."""
+    asks_anew: bool = False
+    """Its guarantee was changed, and no verdict was held against the new one yet."""
+    met: int = 0
+    """Tasks that were met and are not counted yet: ``counts`` and ``window`` do that."""
+    least_met: int = 0
+    newest: SlidingWindow | None = None
+    """Of a container that declared (m,k): at least m of its last k tasks are to be met."""
     touched_seq: int = 0
     """Stream sequence of the last batch that named it."""
     unsaid: dict[str, tuple[int, DeadlineEvent]] = field(default_factory=dict)
@@ -65,27 +49,87 @@ class Record:
         """Takes over what a batch says of the container; what it does not know stays."""
         if info.request_id is not None:
             self.request_id, self.replica, self.generation = info.request_id, info.replica, info.generation
-        if info.guarantee is not None:
-            self.guarantee = info.guarantee
+        if info.guarantee is not None and info.guarantee != self.guarantee:
+            self._count_met()
+            self.guarantee, self.asks_anew = info.guarantee, True
+        if info.window is not None and info.window != self.constraint:
+            m, k = info.window
+            if 1 <= m <= k <= MOST_K:
+                self._count_met()
+                self.least_met, self.newest = m, SlidingWindow(k)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Verdicts, and tasks without one, since the container began."""
+        self._count_met()
+        return self.counted
+
+    @property
+    def window(self) -> SlidingWindow:
+        """The last verdicts."""
+        self._count_met()
+        return self.verdicts
+
+    def _count_met(self) -> None:
+        if self.met:
+            times, self.met = self.met, 0
+            self.counted[Outcome.MET] += times
+            self._push(met=True, times=times)
+
+    @property
+    def crosses(self) -> bool:
+        """Whether a task that was met and is not counted yet may make it cross a bound.
+
+        Both bounds only rise with a met task. So a record cannot get at risk by one, unless more is asked of it than
+        before; and whether one of them makes it recover shows after the last of them.
+        """
+        if self.asks_anew or not self.warned:
+            return self.asks_anew
+        then = self.verdicts.copy()
+        then.push(met=True, times=self.met)
+        return standing(then.met, then.missed, self.guarantee) == Standing.GOOD
 
     def judge(self, outcome: Outcome) -> str | None:
         """Counts one verdict; returns ``at_risk`` or ``recovered`` when the record crosses its bound.
 
-        At risk when the upper bound falls below the guarantee, recovered only when the lower one reaches it: between
-        the two nothing is said, so that a record at the edge does not flap.
+        At risk when the upper bound falls below the guarantee or (m,k) is violated; recovered only when the lower one
+        reaches it and (m,k) holds: between the two nothing is said, so that a record at the edge does not flap.
         """
         self.counts[outcome] += 1
         if outcome == Outcome.INVALID:
             return None
-        self.window.push(outcome == Outcome.MET)
-        now = self.standing
-        if now == Standing.AT_RISK and not self.warned:
+        self._push(met=outcome == Outcome.MET)
+        self.asks_anew = False
+        now, violated = self.standing, self.violated
+        if not self.warned and (violated or now == Standing.AT_RISK):
             self.warned = True
             return "at_risk"
-        if now == Standing.GOOD and self.warned:
+        if self.warned and not violated and now == Standing.GOOD:
             self.warned = False
             return "recovered"
         return None
+
+    def _push(self, *, met: bool, times: int = 1) -> None:
+        self.verdicts.push(met=met, times=times)
+        if self.newest is not None:
+            self.newest.push(met=met, times=times)
+
+    @property
+    def constraint(self) -> tuple[int, int] | None:
+        """(m,k) as declared."""
+        return None if self.newest is None else (self.least_met, self.newest.length)
+
+    @property
+    def violated(self) -> bool:
+        """Fewer than m of the last k tasks are met; those not seen yet count as met."""
+        self._count_met()
+        return self.newest is not None and self.newest.missed > self.newest.length - self.least_met
+
+    @property
+    def distance_to_failure(self) -> int | None:
+        """Misses in a row, from now on, that violate (m,k); 0: it is violated. None where none was declared."""
+        self._count_met()
+        return None if self.newest is None else self.newest.distance_to_failure(self.least_met)
 
     def said(self, event_id: str) -> None:
         """The stream has it, and so all before it: the verdicts of a record are said in order."""
@@ -126,6 +170,8 @@ class Record:
             lower=lower,
             upper=upper,
             standing=Standing.AT_RISK if self.warned else self.standing,
+            m_of_k=self.constraint,
+            distance_to_failure=self.distance_to_failure,
             **self.counts,
         )
 
@@ -136,6 +182,8 @@ class Record:
             "of": [self.request_id, self.replica, self.generation],
             "counts": self.counts,
             "warned": self.warned,
+            "asks_anew": self.asks_anew,
+            "m_of_k": None if self.newest is None else [self.least_met, self.newest.dump()],
             "touched": self.touched_seq,
             "unsaid": [[name, seq, event.model_dump(exclude_unset=True)] for name, (seq, event) in self.unsaid.items()],
         }
@@ -145,5 +193,53 @@ class Record:
         record = cls(container, state["guarantee"], SlidingWindow.load(state["window"]), *state["of"])
         record.counts.update(state["counts"])
         record.warned, record.touched_seq = state["warned"], state["touched"]
+        record.asks_anew = state.get("asks_anew", False)
+        if (firm := state.get("m_of_k")) is not None:
+            record.least_met, record.newest = firm[0], SlidingWindow.load(firm[1])
         record.unsaid = {n: (seq, DeadlineEvent.model_validate(e)) for n, seq, e in state.get("unsaid", ())}
         return record
+
+
+@dataclass(slots=True)
+class Ring:
+    """One writer's records. ``high`` is the last sequence counted: what comes again lies at or below it."""
+
+    name: str
+    record: Record
+    """Of the container that it was first said to belong to."""
+    high: int = 0
+    open: dict[int, Task] = field(default_factory=dict)
+    """Tasks whose end has not been seen and that have no verdict: by the sequence of their begin."""
+    overdue: dict[int, Task] = field(default_factory=dict)
+    """Tasks that were judged missed while they run."""
+    closed: bool = False
+    told: dict[str, Any] | None = None
+    """What the last batch said of it."""
+
+    @property
+    def container(self) -> str:
+        return self.record.container
+
+    @property
+    def running(self) -> int:
+        return len(self.open) + len(self.overdue)
+
+    def lose_open(self) -> None:
+        """The open tasks can have no verdict any more; those judged while they ran keep theirs."""
+        self.record.counts["lost"] += len(self.open)
+        self.open.clear()
+        self.overdue.clear()
+
+    def dump(self) -> list[Any]:
+        tasks = [[seq, *task, False] for seq, task in self.open.items()]
+        tasks += [[seq, *task, True] for seq, task in self.overdue.items()]
+        return [self.container, self.high, self.closed, tasks]
+
+    @classmethod
+    def load(cls, name: str, state: list[Any], records: Mapping[str, Record]) -> Self:
+        container, high, closed, tasks = state
+        ring = cls(name, records[container], high, closed=closed)
+        for seq, number, begin_us, deadline_us, task_name, overdue in tasks:
+            begun = ring.overdue if overdue else ring.open
+            begun[seq] = (number, begin_us, deadline_us, task_name)
+        return ring

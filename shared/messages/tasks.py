@@ -68,7 +68,7 @@ class TaskBatch(Message):
 
     @model_validator(mode="after")
     def _equal_columns(self) -> Self:
-        lengths = {len(getattr(self, column)) for column in COLUMNS}
+        lengths = set(map(len, map(self.__dict__.__getitem__, COLUMNS)))
         if len(lengths) > 1:
             raise FieldError("ring", f"columns of {sorted(lengths)} rows", "columns of equal length")
         return self
@@ -106,6 +106,8 @@ class DeadlineEvent(Message):
     lower: float | None
     upper: float | None
     guarantee: float
+    distance_to_failure: int | None = None
+    """Of a container that declared (m,k): misses in a row, from now on, that violate it; 0: it is violated."""
 
 
 class ContainerRecord(Message):
@@ -129,6 +131,10 @@ class ContainerRecord(Message):
     lower: float | None
     upper: float | None
     standing: Standing
+    m_of_k: tuple[int, int] | None = None
+    """At least m of the last k tasks are to be met, as the container declared it."""
+    distance_to_failure: int | None = None
+    """Misses in a row, from now on, that violate it; 0: it is violated."""
 
 
 class NodeDeadlines(Message):

@@ -76,6 +76,27 @@ def test_a_window_counts_the_last_outcomes(length: int, seen: list[bool]) -> Non
     assert (last.count(True), last.count(False)) == (window.met, window.missed)
 
 
+@given(lengths, outcomes, st.lists(st.tuples(st.booleans(), st.integers(0, 45)), max_size=6))
+def test_many_equal_outcomes_at_once_are_as_good_as_one_by_one(
+    length: int, seen: list[bool], runs: list[tuple[bool, int]]
+) -> None:
+    at_once, one_by_one = window_of(length, seen), window_of(length, seen)
+    for met, times in runs:
+        before, copy = at_once.dump(), at_once.copy()
+        at_once.push(met, times)
+        assert before == copy.dump()
+        for _ in range(times):
+            one_by_one.push(met)
+        assert (one_by_one.dump(), one_by_one.met) == (at_once.dump(), at_once.met)
+
+
+@given(st.integers(0, 400), st.integers(0, 400), st.integers(1, 300))
+def test_a_met_task_lowers_neither_bound(met: int, missed: int, more: int) -> None:
+    before, after = wilson(met, met + missed), wilson(met + more, met + more + missed)
+    assert after is not None
+    assert before is None or (before.lower <= after.lower and before.upper <= after.upper)
+
+
 @given(lengths, outcomes, outcomes)
 def test_a_window_goes_on_after_a_restart_as_if_there_had_been_none(
     length: int, before: list[bool], after: list[bool]

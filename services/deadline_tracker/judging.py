@@ -1,0 +1,161 @@
+"""The rows of one batch against what is open: verdicts in stream order, and what they matched; nothing is sent here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from services.deadline_tracker.matched import Matched, TaskVerdict
+from services.deadline_tracker.record import DEADLINE_US, STAMP_US, Record, Ring, Task
+from shared.deadlines import Outcome, tardiness_us, verdict
+from shared.messages import TaskBatch, TaskEventKind
+
+BEGIN: Final = TaskEventKind.BEGIN.value
+END: Final = TaskEventKind.END.value
+MET: Final = TaskVerdict.MET
+
+Say = Callable[[Record, str, str, dict[str, Any]], None]
+"""Told of a verdict that the world should hear: the record as it is now, the kind, the event's id, what is special."""
+
+_VERDICTS: Final = {
+    Outcome.MET: TaskVerdict.MET,
+    Outcome.MISSED: TaskVerdict.MISSED,
+    Outcome.INVALID: TaskVerdict.INVALID,
+}
+
+
+class Judge:
+    """For one batch. ``rings`` is in the order of the batch's; ``rings_closed`` says whether one of them was closed."""
+
+    def __init__(self, batch: TaskBatch, rings: Sequence[Ring], counters: Counter[str], say: Say) -> None:
+        self.batch, self.rings, self.counters, self.say = batch, rings, counters, say
+        self.rings_closed = False
+        self.matched = Matched(batch.node, rings)
+
+    def rows(self) -> None:
+        """Judges all rows; the batch must be ``well_formed``.
+
+        Nearly all of them are begins and ends without a gap whose tasks met their deadlines: those are dealt with
+        here, with as little as can be. Every other row is judged by ``_row``, which alone knows all the rules.
+        """
+        if not self.batch.ring:
+            return
+        add, last = self.matched.rows.append, self.batch.ring[0]
+        ring = self.rings[last]
+        begun, high, met = ring.open, ring.high, 0
+        for place, kind, seq, begin_seq, row in _rows(self.batch):
+            if place != last:
+                self._put_back(ring, high, met)
+                last, ring = place, self.rings[place]
+                begun, high, met = ring.open, ring.high, 0
+            if seq == high + 1:
+                if kind == BEGIN:
+                    begun[seq], high = row, seq
+                    continue
+                task = begun.get(begin_seq) if kind == END else None
+                if task and 0 <= row[STAMP_US] - task[STAMP_US] <= task[DEADLINE_US]:
+                    del begun[begin_seq]
+                    add((place, begin_seq, task, row[STAMP_US], MET))
+                    high, met = seq, met + 1
+                    continue
+            self._put_back(ring, high, met)
+            self._row(place, kind, seq, begin_seq, row)
+            high, met = ring.high, 0
+        self._put_back(ring, high, met)
+
+    def _put_back(self, ring: Ring, high: int, met: int) -> None:
+        ring.high, record = high, ring.record
+        record.met += met
+        if record.met and record.crosses:
+            times, record.met = record.met, 0
+            for _ in range(times):
+                self._cross(record, record.judge(Outcome.MET))
+
+    def _row(self, place: int, kind: int, seq: int, begin_seq: int, row: Task) -> None:
+        ring = self.rings[place]
+        if kind in (BEGIN, END):
+            if seq <= ring.high:
+                self.counters["records_again"] += 1
+                return
+            if seq > ring.high + 1:  # records never seen: the ends of open tasks may be among them
+                ring.lose_open()
+            ring.high = seq
+        match kind:
+            case TaskEventKind.BEGIN:
+                ring.open[seq] = row
+            case TaskEventKind.END:
+                self._end(place, begin_seq, row[STAMP_US])
+            case TaskEventKind.OVERDUE:
+                self._overdue(place, seq)
+            case TaskEventKind.ABORTED | TaskEventKind.LOST:
+                self._without_end(ring, seq, kind)
+            case TaskEventKind.CLOSED:
+                ring.lose_open()
+                ring.closed = self.rings_closed = True
+            case _:
+                self.counters["rows_malformed"] += 1
+
+    def _end(self, place: int, begin_seq: int, end_us: int) -> None:
+        ring = self.rings[place]
+        overdue = ring.overdue.pop(begin_seq, None)
+        task = overdue or ring.open.pop(begin_seq, None)
+        if task is None:
+            self.counters["ends_without_begin"] += 1
+            return
+        _, begin_us, deadline_us, _ = task
+        outcome = verdict(begin_us, end_us, deadline_us)
+        self.matched.rows.append((place, begin_seq, task, end_us, TaskVerdict.ENDED if overdue else _VERDICTS[outcome]))
+        if overdue:
+            ring.record.counts["late_record"] += outcome == Outcome.MET
+        else:
+            self._judge(ring, begin_seq, task, outcome, tardiness_us(begin_us, end_us, deadline_us))
+
+    def _overdue(self, place: int, begin_seq: int) -> None:
+        ring = self.rings[place]
+        task = ring.open.pop(begin_seq, None)
+        if task is None:
+            self.counters["records_again"] += 1
+            return
+        ring.overdue[begin_seq] = task
+        self.matched.rows.append((place, begin_seq, task, None, TaskVerdict.OVERDUE))
+        self._judge(ring, begin_seq, task, Outcome.MISSED, None)
+
+    def _without_end(self, ring: Ring, begin_seq: int, kind: int) -> None:
+        """Aborted is a count of its own, also where overdue was written before; lost only where nothing was."""
+        overdue = ring.overdue.pop(begin_seq, None)
+        if overdue is None and ring.open.pop(begin_seq, None) is None:
+            self.counters["records_again"] += 1
+        elif kind == TaskEventKind.ABORTED:
+            ring.record.counts["aborted"] += 1
+        else:
+            ring.record.counts["lost"] += overdue is None
+
+    def _judge(self, ring: Ring, seq: int, task: Task, outcome: Outcome, tardy: int | None) -> None:
+        record, node = ring.record, self.batch.node
+        number, _, deadline_us, name = task
+        crossed = record.judge(outcome)  # counted first: what is said shows it
+        if outcome == Outcome.MISSED:
+            said = {"task": number, "deadline_us": deadline_us, "ring": ring.name, "seq": seq}
+            event_id = f"{node}/{ring.name}/{seq}/missed"
+            self.say(record, "missed", event_id, {**said, "name": name, "tardiness_us": tardy})
+        self._cross(record, crossed)
+
+    def _cross(self, record: Record, crossed: str | None) -> None:
+        if crossed:
+            event_id = f"{self.batch.node}/{record.container}/{record.judged}/{crossed}"
+            self.say(record, crossed, event_id, {"task": None, "deadline_us": None})
+
+
+def well_formed(batch: TaskBatch) -> bool:
+    """Whether each row names a ring and a task name that the batch lists."""
+    return _all_listed(batch.ring, len(batch.rings)) and _all_listed(batch.name, len(batch.names))
+
+
+def _rows(batch: TaskBatch) -> Iterator[tuple[int, int, int, int, Task]]:
+    tasks = zip(batch.task, batch.stamp_us, batch.deadline_us, map(batch.names.__getitem__, batch.name), strict=True)
+    return zip(batch.ring, batch.kind, batch.seq, batch.begin_seq, tasks, strict=True)
+
+
+def _all_listed(places: list[int], count: int) -> bool:
+    return not places or (min(places) >= 0 and max(places) < count)
