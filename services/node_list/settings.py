@@ -42,6 +42,10 @@ class NodeListSettings(ServiceSettings):
     """A standby takes over when the writer's lease has not been renewed for so long."""
     tight_ratio: float = Field(default=0.1, ge=0, lt=1)
     """A device is tight where the slack left is below this part of the class's deadline."""
+    return_ratio: float = Field(default=0.05, ge=0, lt=1)
+    """A device returns to a better standing at once where its slack exceeds the edge by this part of the deadline."""
+    return_us: int = Field(default=5_000_000, ge=0)
+    """Nearer to the edge it returns once nothing worse was seen for so long; foreign work counts for so long, too."""
     foreign_context_micro: int = Field(default=20_000, ge=0)
     """Foreign device time from which it counts as one more context: 2 %, above the noise of housekeeping."""
 

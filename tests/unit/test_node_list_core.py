@@ -31,6 +31,7 @@ from shared.messages import (
     DeviceMetrics,
     Kind,
     Lease,
+    ListDelta,
     Measured,
     NodeDeadlines,
     NodeMetrics,
@@ -86,6 +87,7 @@ class Harness:
         self.now_us = 10 * SECOND
         self.beats = itertools.count(1)
         self.said: list[Publish] = []
+        self.changes: list[tuple[str, ListDelta]] = []
         self.replies: list[Reply] = []
         self.conflicts = 0
         for bucket_name in (LEDGER, DEADLINES):
@@ -101,6 +103,8 @@ class Harness:
             match effect:
                 case Commit():
                     self.tell(self._commit(effect))
+                case Publish(body=ListDelta() as delta):
+                    self.changes.append((effect.event_id, delta))
                 case Publish():
                     self.said.append(effect)
                 case Reply():
