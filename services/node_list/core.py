@@ -7,7 +7,7 @@ revision, so a deposed writer's write fails whole.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -84,7 +84,7 @@ class Core:
         self.lists = Lists(wanted.name for wanted in policy.classes)
         self.hysteresis = Hysteresis(policy.tight_ratio, policy.return_ratio, policy.return_us)
         self.counters: Counter[str] = Counter()
-        self._unwritten: set[str] = set()
+        self._unwritten: OrderedDict[str, None] = OrderedDict()
         """Nodes whose facts may differ from what rt_nodes has."""
         self._replayed: set[str] = set()
         self._writing: Writing | None = None
@@ -106,8 +106,8 @@ class Core:
                     self.counters["heartbeats_of_another_node"] += 1
             case Received(message=DeadlineEvent() as warning):
                 view = self._view(warning.node, now_us)
-                view.warning(warning)
-                self._rejudge(view, now_us)
+                if view.warning(warning):
+                    self._rejudge(view, now_us)
             case Received(message=ListDelta() as delta):
                 self.lists.heard(delta)
             case Received(message=NodesQuery() as query, reply=reply):
@@ -138,10 +138,11 @@ class Core:
     def _heartbeat(self, metrics: NodeMetrics, now_us: int, wall_us: int) -> None:
         self._wall_us = max(self._wall_us, wall_us)
         view = self._view(metrics.node, now_us)
+        before = view.liveness.state
         if not view.heartbeat(metrics, now_us):
             self.counters["heartbeats_out_of_order"] += 1
-            return
-        self._rejudge(view, now_us)
+        elif view.dirty or view.liveness.state != before or view.foreign_us:
+            self._rejudge(view, now_us)
 
     def _heard(self, change: KeyChanged, now_us: int, *, watched: bool) -> None:
         try:
@@ -156,8 +157,7 @@ class Core:
         if change.bucket == LEDGER:
             view.residents = NodeReservations.trusted(change.value).reservations if change.value else ()
             self._rejudge(view, now_us)
-        elif change.bucket == DEADLINES and change.value:
-            view.records(NodeDeadlines.trusted(change.value).containers)
+        elif change.value and view.records(NodeDeadlines.trusted(change.value).containers):
             self._rejudge(view, now_us)
 
     def _published(self, change: KeyChanged, now_us: int, *, watched: bool) -> None:
@@ -185,7 +185,7 @@ class Core:
 
     def _mark(self, view: NodeView) -> None:
         view.dirty = True
-        self._unwritten.add(view.name)
+        self._unwritten[view.name] = None
 
     def _replay_done(self, bucket: str, keys: frozenset[str], now_us: int) -> None:
         self._replayed.add(bucket)
@@ -219,6 +219,8 @@ class Core:
             self._rebase(late_us)
         waited = self.hysteresis.due(now_us)
         for name, view in self.nodes.items():
+            if now_us - view.liveness.seen_us <= self.policy.grace_us and name not in waited:
+                continue
             before = view.liveness.state
             view.age(now_us, self.policy)
             if view.liveness.state != before or name in waited:
@@ -282,7 +284,7 @@ class Core:
         found: dict[str, NodeFacts] = {}
         devices = 0
         while self._unwritten and len(found) < MAX_WRITES and devices < MAX_DEVICES:
-            view = self.nodes[self._unwritten.pop()]
+            view = self.nodes[self._unwritten.popitem(last=False)[0]]
             view.dirty = False
             facts = view.new_facts(self._wall_us)
             if facts and not _same(facts, view.facts):
@@ -321,9 +323,8 @@ class Core:
         """What the one before us wrote and may not have said: said again, with the same ids."""
         for view in self.nodes.values():
             self._mark(view)
-        states = [
-            said for view in self.nodes.values() if view.facts for said in self._say(view.name, view.facts.events)
-        ]
+        facts = [view.facts for view in self.nodes.values() if view.facts]
+        states = [said for each in facts for said in self._say(each.node, each.events)]
         return [*states, *map(self._say_change, self.lists.unsaid())]
 
     def _say_change(self, delta: ListDelta) -> Publish:

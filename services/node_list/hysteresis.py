@@ -50,6 +50,7 @@ class Hysteresis:
 
     def _may(self, found: DeviceStanding, listed: DeviceStanding, slack_us: int, deadline_us: int) -> DeviceStanding:
         """The best standing, not better than ``found``, whose edge the slack exceeds by enough."""
-        if found == DeviceStanding.GUARANTEED and slack_us >= (self.tight_ratio + self.ratio) * deadline_us:
+        margin_us = round(self.ratio * deadline_us)
+        if found == DeviceStanding.GUARANTEED and slack_us >= round(self.tight_ratio * deadline_us) + margin_us:
             return DeviceStanding.GUARANTEED
-        return DeviceStanding.TIGHT if slack_us >= self.ratio * deadline_us else listed
+        return DeviceStanding.TIGHT if slack_us >= margin_us else listed

@@ -87,23 +87,25 @@ class NodeView:
         grace_us = max(policy.grace_us, 3 * period_us)
         self.liveness.age(now_us, grace_us, max(policy.lost_us, 2 * grace_us))
 
-    def warning(self, event: DeadlineEvent) -> None:
-        """at_risk and recovered, as the tracker says them."""
-        if event.kind in {"at_risk", "recovered"}:
-            self._note(event, event.judged, at_risk=event.kind == "at_risk")
+    def warning(self, event: DeadlineEvent) -> bool:
+        """at_risk and recovered, as the tracker says them; False where nothing follows."""
+        at_risk = event.kind == "at_risk"
+        return event.kind in {"at_risk", "recovered"} and self._note(event, event.judged, at_risk=at_risk)
 
-    def records(self, containers: Iterable[ContainerRecord]) -> None:
+    def records(self, containers: Iterable[ContainerRecord]) -> bool:
         """The tracker's checkpoint: the same, for whoever missed an event."""
-        for record in containers:
-            self._note(record, record.met + record.missed, at_risk=record.standing == Standing.AT_RISK)
+        return sum(self._note(c, c.met + c.missed, at_risk=c.standing == Standing.AT_RISK) for c in containers) > 0
 
-    def _note(self, said: DeadlineEvent | ContainerRecord, judged: int, *, at_risk: bool) -> None:
-        """What is older than the last word, by the verdicts that it counts, is ignored."""
+    def _note(self, said: DeadlineEvent | ContainerRecord, judged: int, *, at_risk: bool) -> bool:
+        """What is older than the last word, by the verdicts that it counts, is ignored; True for what is new."""
         if said.request_id is None or said.replica is None or said.generation is None:
-            return
+            return False
         of = (said.request_id, said.replica, said.generation)
-        if judged >= self.judged.get(of, 0):
-            self.warned[of], self.judged[of] = at_risk, judged
+        if judged < self.judged.get(of, 0):
+            return False
+        news = self.warned.get(of, False) != at_risk
+        self.warned[of], self.judged[of] = at_risk, judged
+        return news
 
     def found(self, facts: NodeFacts | None, revision: int) -> None:
         """rt_nodes as it is; what its writer has said already we need not say."""
@@ -177,7 +179,10 @@ class NodeView:
             self.foreign_us[device.uuid] = self.liveness.seen_us
             return True
         seen_us = self.foreign_us.get(device.uuid)
-        return seen_us is not None and self.liveness.seen_us - seen_us < policy.return_us
+        if seen_us is None or self.liveness.seen_us - seen_us < policy.return_us:
+            return seen_us is not None
+        del self.foreign_us[device.uuid]
+        return False
 
     def new_facts(self, wall_us: int) -> NodeFacts | None:
         """What rt_nodes should say of the node; None while nothing is known of it but its name."""
