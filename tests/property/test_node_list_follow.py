@@ -34,6 +34,8 @@ class Instance:
     seen: int = 0
     """Entries of the bucket's log that its watch has brought."""
     commits: list[Commit] = field(default_factory=list)
+    done: list[CommitDone] = field(default_factory=list)
+    """Answers of the server that are still on their way."""
     outbox: list[Publish] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
 
@@ -80,7 +82,7 @@ class World:
     def step(self) -> None:
         it = self.chance.choice(self.instances)
         happens: list[Any] = [self.beat, self.beat, self.hold, self.time, self.commit, self.commit, self.say, self.say]
-        happens += [self.watch, self.watch, self.ask, self.ask, self.ask]
+        happens += [self.answer, self.answer, self.watch, self.watch, self.ask, self.ask, self.ask]
         happens += [self.kill] if self.chance.random() < 0.2 else []
         self.chance.choice(happens)(it)
         self.compare()
@@ -117,7 +119,11 @@ class World:
 
     def commit(self, it: Instance) -> None:
         if it.commits:
-            self.tell(it, self.written(it.commits.pop(0), known=self.chance.random() < 0.8))
+            it.done.append(self.written(it.commits.pop(0), known=self.chance.random() < 0.8))
+
+    def answer(self, it: Instance) -> None:
+        if it.done:
+            self.tell(it, it.done.pop(0))
 
     def written(self, commit: Commit, *, known: bool) -> CommitDone:
         expected = {write.key: write.expected for write in commit.writes}
@@ -187,8 +193,9 @@ class World:
             self.now_us += 250_000
             for it in self.instances:
                 self.tell(it, Tick("age", 0))
-                while it.commits or it.outbox or it.seen < len(self.log):
+                while it.commits or it.done or it.outbox or it.seen < len(self.log):
                     self.commit(it)
+                    self.answer(it)
                     self.say(it)
                     self.watch(it)
         while self.follower.wants is not None:
@@ -227,7 +234,7 @@ def test_the_places_that_changes_tell_are_those_of_the_list() -> None:
         for change in delta.changes:
             told += 1
             assert places.get((change.node, change.uuid)) == change.place
-    assert told > 50
+    assert told > 20
 
 
 @pytest.mark.parametrize("lost", [True, False])
