@@ -53,8 +53,8 @@ TASKS_PER_S: Final = 2_500
 """Of the background: two events each."""
 TICK_S: Final = 0.01
 MISS_DEADLINE_US: Final = 20_000
-MISS_EVERY_S, HOP_EVERY_S, TASK_EVERY_S = 0.03, 0.02, 0.01
-COMMIT_EVERY: Final = 10
+MISS_EVERY_S, HOP_EVERY_S, TASK_EVERY_S = 0.03, 0.02, 0.02
+COMMIT_EVERY: Final = 50
 HOP: Final = "rt.events.bus.bench"
 MOST_HOPS: Final = 4
 REACHED: Final = ("missed", "at_risk_listed")
@@ -327,7 +327,7 @@ def bench(seconds: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("role", nargs="*")
-    parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--seconds", type=float, default=60)
     args = parser.parse_args()
     match args.role:
         case ["background", seconds]:

@@ -8,8 +8,10 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.deadline_tracker.record import Record
 from services.node_list.hysteresis import Hysteresis
 from services.node_list.standing import ClassTask
+from shared.deadlines import Outcome, SlidingWindow, Standing, standing
 from shared.lists import PLACE_OF
 from shared.messages import ClassStanding, DeviceStanding
 
@@ -79,9 +81,9 @@ def test_the_slack_is_told_as_it_is_and_the_reason_says_why_the_standing_is_not(
 
 
 def test_what_was_at_risk_or_excluded_comes_back_when_its_cause_is_gone() -> None:
-    for standing in (AT_RISK, EXCLUDED):
+    for was in (AT_RISK, EXCLUDED):
         walk = Walk()
-        walk.step(found(None, standing))
+        walk.step(found(None, was))
         assert walk.step(found(5_001)) == GUARANTEED
 
 
@@ -120,6 +122,21 @@ def test_noise_at_an_edge_changes_the_standing_once(seed: int) -> None:
     raw = [found(slack).standing for slack in noise]
     assert sum(before != after for before, after in pairwise(said)) <= 1
     assert sum(before != after for before, after in pairwise(raw)) > 40
+
+
+@given(st.integers(0, 1 << 32))
+@settings(max_examples=15, deadline=None)
+def test_a_record_at_its_guarantee_warns_and_recovers_seldom(seed: int) -> None:
+    """Why ``at_risk`` needs no rule of the list's: from one bound of a record to the other it takes many verdicts."""
+    window, guarantee, steps = 200, 0.9, 2_000
+    by_misses = [standing(window - misses, misses, guarantee) for misses in range(window + 1)]
+    gap = by_misses.index(Standing.AT_RISK) - max(n for n, each in enumerate(by_misses) if each == Standing.GOOD)
+    chance, record = Random(seed), Record("c", guarantee, SlidingWindow(window))
+    for _ in range(window):
+        record.judge(Outcome.MET)
+    crossed = [record.judge(Outcome.MISSED if chance.random() > guarantee else Outcome.MET) for _ in range(steps)]
+    assert gap > 15
+    assert sum(word is not None for word in crossed) <= steps // gap
 
 
 @given(st.integers(0, 1 << 32))
