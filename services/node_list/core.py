@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from services.node_list.answers import answer
 from services.node_list.hysteresis import Hysteresis
@@ -38,6 +39,7 @@ from shared.messages import (
     DeadlineEvent,
     ListDelta,
     ListsRecord,
+    Message,
     NodeDeadlines,
     NodeEvent,
     NodeFacts,
@@ -47,6 +49,7 @@ from shared.messages import (
 )
 from shared.subjects import DEADLINES, LEDGER, LISTS_KEY, NODES, Subjects, decode, lease_key, node_key
 
+Told = TypeVar("Told", bound=Message)
 LEASE = lease_key("node-list")
 MAX_WRITES = 500
 """Nodes in one write: well below the server's 1,000 messages per batch."""
@@ -168,14 +171,22 @@ class Core:
         if change.key == LEASE and watched:
             self.lists.whole()
         elif change.key == LISTS_KEY and watched:
-            self.lists.found_record(ListsRecord.trusted(change.value) if change.value else None, change.revision)
+            self.lists.found_record(self._value(ListsRecord, change), change.revision)
         elif change.key.startswith("node."):
             view = self._view(decode(change.key.removeprefix("node.")), now_us)
-            facts = NodeFacts.trusted(change.value) if change.value else None
+            facts = self._value(NodeFacts, change)
             if watched and self.lists.found(view.name, facts, change.revision):
                 self._by_whom(view)
             if change.revision > view.revision:
                 view.found(facts, change.revision)
+
+    def _value(self, model: type[Told], change: KeyChanged) -> Told | None:
+        """What a key of our own says; one that cannot be read is as good as none, and written anew."""
+        try:
+            return model.trusted(change.value) if change.value else None
+        except FieldError:
+            self.counters[f"malformed.{change.bucket}"] += 1
+            return None
 
     def _by_whom(self, view: NodeView) -> None:
         """While we are the writer and do not write that node, nobody should."""

@@ -108,6 +108,18 @@ def test_a_node_key_that_somebody_else_removes_leaves_a_revision_out() -> None:
     assert (changes(it)[-1].revision, it.listed()) == (was + 2, [("n1", "g0", "guaranteed")])
 
 
+@pytest.mark.parametrize("key", [LISTS_KEY, node_key("n1")])
+def test_a_key_of_its_own_that_cannot_be_read_is_written_anew(key: str) -> None:
+    it = Harness()
+    it.beat("n1", device("g0"), times=2)
+    it.bucket[key] = (b"{", 99)
+    it.hear_others()
+    it.hold("n1", reservation("q1", "g0"))
+    it.hear_others()
+    assert (it.listed(), it.core.counters["malformed.rt_nodes"]) == ([("n1", "g0", "guaranteed")], 1)
+    assert (it.bucket[key][0] or b"").startswith(b'{"')
+
+
 def test_the_changes_that_were_heard_are_kept_no_longer() -> None:
     it = Harness()
     it.beat("n1", device("g0"), times=2)
