@@ -20,7 +20,8 @@ from shared.subjects import EVENTS_STREAM
 
 HELP = "show what happened, and with --follow what happens"
 USUAL = ("events.place.>", "events.deadline.>", "events.node.>", "events.bus.>")
-"""Without the batches of tasks, of which each node sends many a second."""
+"""Without the batches of tasks, of which each node sends many a second, and the changes of the lists."""
+SHOWN_MOVES = 3
 LOOK_AGAIN_S = 1.0
 """How often the stream is read while nothing is heard: an event may be heard before it can be read."""
 _STYLES = {
@@ -139,4 +140,10 @@ def _task(body: dict[str, Any]) -> tuple[str, str]:
     return body["node"], f"batch {body['counter']}: {len(body['kind'])} records up to {body['watermark_us']} us"
 
 
-_SAY = {"place": _place, "deadline": _deadline, "node": _node, "bus": _bus, "task": _task}
+def _list(body: dict[str, Any]) -> tuple[str, str]:
+    moved = [f"{c['node']}/{c['uuid']} {c['was'] or 'new'} -> {c['standing'] or 'gone'}" for c in body["changes"]]
+    more = f" and {len(moved) - SHOWN_MOVES} more" if len(moved) > SHOWN_MOVES else ""
+    return body["class"], f" revision {body['revision']}: {', '.join(moved[:SHOWN_MOVES])}{more}"
+
+
+_SAY = {"place": _place, "deadline": _deadline, "node": _node, "bus": _bus, "task": _task, "list": _list}

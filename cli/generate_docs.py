@@ -45,6 +45,8 @@ CONTRACT = (
     messages.NodeFacts,
     messages.NodesQuery,
     messages.NodesReply,
+    messages.ListDelta,
+    messages.ListsRecord,
     messages.BusEvent,
     messages.LedgerIdentity,
     messages.Lease,

@@ -28,12 +28,15 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--class", dest="deadline_class", help="deadline class (the first in the settings)")
     parser.add_argument("--limit", type=int, default=100)
     parser.add_argument("--after", help="the page behind this one, as the last page named it")
+    parser.add_argument("--model", action="append", help="only devices of these models")
+    parser.add_argument("--group", help="only devices of this group")
     parser.add_argument("--standing", action="append", choices=[str(s) for s in DeviceStanding], help="only these")
 
 
 def query(args: Namespace) -> NodesQuery:
     """Built from text, so that a wrong value is told as a field of the message."""
     fields = {"class": args.deadline_class, "limit": args.limit, "after": args.after, "standing": args.standing}
+    fields |= {"models": args.model, "group": args.group}
     said = {name: value for name, value in fields.items() if value is not None}
     return NodesQuery.from_json(json.dumps(said).encode())
 
@@ -50,9 +53,11 @@ async def _ask(args: Namespace) -> NodesReply:
 
 
 def show(console: Console, reply: NodesReply) -> None:
-    title = f"class {reply.deadline_class}, revision {reply.revision}"
+    title = f"class {reply.deadline_class}, revision {reply.revision} of its list"
     columns = ("#", "node", "device", "standing", "slack", "age", "why")
     console.print(table(title, columns, (row(place, device) for place, device in enumerate(reply.devices, 1))))
+    if reply.counts is not None:
+        console.print(Text(", ").join(Text(f"{n} {each}", style=STYLES[each]) for each, n in reply.counts.items()))
     if reply.after:
         console.print(f"more: --after {reply.after}")
 

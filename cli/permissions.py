@@ -65,7 +65,8 @@ class Rules:
         return self._service("deadline-tracker", "judges tasks", says)
 
     def node_list(self) -> User:
-        says = (f"{self.prefix}.events.node.>", self._key(NODES), *self._reads(NODES, LEDGER, DEADLINES, EVENTS_STREAM))
+        events = (f"{self.prefix}.events.node.>", f"{self.prefix}.events.list.>")
+        says = (*events, self._key(NODES), *self._reads(NODES, LEDGER, DEADLINES, EVENTS_STREAM))
         hears = (f"{self.prefix}.nodes", f"{self.prefix}.metrics.*")
         return self._service("node-list", "keeps the list of nodes", says, hears)
 

@@ -26,6 +26,8 @@ PLACE_STREAM = "RT_PLACE"
 LEDGER = "rt_ledger"
 NODES = "rt_nodes"
 DEADLINES = "rt_deadlines"
+LISTS_KEY = "lists"
+"""Key of rt_nodes: how far the lists of all classes have come."""
 
 
 def encode(name: str, field: str = "name") -> str:
@@ -110,6 +112,9 @@ class Subjects:
 
     def node_event(self, node: str) -> str:
         return f"{self.prefix}.events.node.{encode(node, 'node')}"
+
+    def list_event(self, deadline_class: str) -> str:
+        return f"{self.prefix}.events.list.{encode(deadline_class, 'class')}"
 
     def bus_event(self, service: str) -> str:
         return f"{self.prefix}.events.bus.{encode(service, 'service')}"

@@ -117,7 +117,7 @@ class Recorder:
         kind = message.subject.split(".")[2]
         if kind == "deadline":
             self._deadline(DeadlineEvent.trusted(message.body), now_us)
-        if kind != "task":
+        if kind not in ("task", "list"):
             line = events.line(message.subject, json.loads(message.body))
             self.lines.append(line)
             self.told(line, kind)

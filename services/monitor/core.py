@@ -161,7 +161,7 @@ class Core:
         ]
 
     def _take(self, event: RingsRead) -> list[Effect]:
-        """One reading of all rings. Decisions are published at once, begins and ends may gather for a moment."""
+        """One reading of all rings. Decisions and late ends are published at once, others may gather."""
         self._last = event
         decided = False
         for read in event.reads:
@@ -180,7 +180,7 @@ class Core:
         lost_before = tasks.lost_records
         rows = tasks.take(read, clock_us)
         self._pile(tasks, rows, tasks.lost_records - lost_before, clock_us)
-        return len(rows) > len(read.rows)
+        return len(rows) > len(read.rows) or tasks.ended_late
 
     def _take_vanished(self, ring: str, clock_us: int) -> bool:
         tasks = self._rings.get(ring)

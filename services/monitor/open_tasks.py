@@ -69,13 +69,15 @@ class OpenTasks:
     closed: bool = False
     last_seq: int = 0
     pid: int | None = None
+    ended_late: bool = False
+    """A task of the last reading was not known to be late, and ended after its deadline."""
     _open: dict[int, _Open] = field(default_factory=dict)
     _due: list[tuple[int, int]] = field(default_factory=list)
 
     def take(self, read: RingRows, clock_us: int) -> list[Row]:
         """The rows that this read adds to the stream. ``clock_us`` was read before the ring was."""
         first = read.inherited and not self.counts
-        self.info, self.pid = read.info, read.pid
+        self.info, self.pid, self.ended_late = read.info, read.pid, False
         # what was overwritten before this monitor began may have been told by its predecessor
         self.lost_records += 0 if first else read.lost
         rows = self._records(read, clock_us)
@@ -128,8 +130,8 @@ class OpenTasks:
         if row.kind == BEGIN:
             self._open[row.seq] = _Open(row)
             heapq.heappush(self._due, (row.stamp_us + row.deadline_us + GUARD_US, row.seq))
-        else:
-            self._open.pop(row.begin_seq, None)
+        elif task := self._open.pop(row.begin_seq, None):
+            self.ended_late |= row.stamp_us - task.begin.stamp_us > task.begin.deadline_us and not task.overdue
 
     def _undecided(self, seq: int) -> bool:
         task = self._open.get(seq)

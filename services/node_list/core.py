@@ -1,21 +1,25 @@
 """The node-list's state machine: heartbeats, reservations and warnings in, ordered lists and rt_nodes out; no I/O.
 
-Every instance keeps the whole view and answers rt.nodes; one of them, the holder of the lease, writes rt_nodes and
-says node events. Each write carries the lease with its expected revision, so a deposed writer's write fails whole.
+Every instance keeps the whole view and answers rt.nodes from what is published; one of them, the holder of the lease,
+writes rt_nodes and says node events and the changes of the lists. Each write carries the lease with its expected
+revision, so a deposed writer's write fails whole.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
 
+from services.node_list.answers import answer
+from services.node_list.hysteresis import Hysteresis
+from services.node_list.lists import Lists, Plan
 from services.node_list.liveness import Liveness
 from services.node_list.nodes import NodeView, Policy
-from services.node_list.ranking import Device, Ranking
 from shared.effects import (
     Commit,
     CommitDone,
-    CommitOutcome,
     Disconnected,
     Draining,
     Effect,
@@ -23,33 +27,53 @@ from shared.effects import (
     Publish,
     Received,
     Reconnected,
-    Reply,
     Tick,
     WatchReplayed,
     Write,
 )
 from shared.errors import FieldError
 from shared.lease import Tenure
+from shared.lists import Device
 from shared.messages import (
     ClassStanding,
     DeadlineEvent,
-    ListedDevice,
+    ListDelta,
+    ListsRecord,
+    Message,
     NodeDeadlines,
     NodeEvent,
     NodeFacts,
     NodeMetrics,
     NodeReservations,
     NodesQuery,
-    NodesReply,
-    PlaceReply,
 )
-from shared.subjects import DEADLINES, LEDGER, NODES, Subjects, decode, encode, lease_key, node_key
+from shared.subjects import DEADLINES, LEDGER, LISTS_KEY, NODES, Subjects, decode, lease_key, node_key
 
+Told = TypeVar("Told", bound=Message)
 LEASE = lease_key("node-list")
 MAX_WRITES = 500
 """Nodes in one write: well below the server's 1,000 messages per batch."""
+MAX_DEVICES = 1_000
+"""Devices of the nodes in one write: what changes of them must fit one message (1 MiB)."""
 STALL_US = 1_000_000
 """A timer that comes this much late says that we stood still, not that all nodes fell silent (case T5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """The commit in flight."""
+
+    commit: int
+    nodes: dict[str, NodeFacts]
+    lists: Plan | None
+    lease: Write
+
+    def revisions(self, done: CommitDone) -> Mapping[str, int]:
+        """What it made of each key; nothing where it was not written. Where that was unknown, its lease tells."""
+        current = {change.key: change for change in done.current}
+        if LEASE in current and current[LEASE].value == self.lease.value:
+            return {key: change.revision for key, change in current.items()}
+        return done.revisions
 
 
 class Core:
@@ -60,12 +84,16 @@ class Core:
         self.tick_us = tick_us
         self.lease = Tenure(LEASE, holder, lease_us)
         self.nodes: dict[str, NodeView] = {}
-        self.lists = {wanted.name: Ranking() for wanted in policy.classes}
+        self.lists = Lists(wanted.name for wanted in policy.classes)
+        self.hysteresis = Hysteresis(policy.tight_ratio, policy.return_ratio, policy.return_us)
         self.counters: Counter[str] = Counter()
-        self.revision = 0
+        self._unwritten: OrderedDict[str, None] = OrderedDict()
+        """Nodes whose facts may differ from what rt_nodes has."""
         self._replayed: set[str] = set()
-        self._writing: tuple[int, dict[str, NodeFacts]] | None = None
+        self._writing: Writing | None = None
         self._commit = 0
+        self._watched = self._behind = 0
+        """The revisions of rt_nodes up to which the watch has brought it, and up to which it must before we write."""
         self._ticked_us: int | None = None
         self._wall_us = 0
         self._deaf = False
@@ -81,14 +109,16 @@ class Core:
                     self.counters["heartbeats_of_another_node"] += 1
             case Received(message=DeadlineEvent() as warning):
                 view = self._view(warning.node, now_us)
-                view.warning(warning)
-                self._rejudge(view)
+                if view.warning(warning):
+                    self._rejudge(view, now_us)
+            case Received(message=ListDelta() as delta):
+                self.lists.heard(delta)
             case Received(message=NodesQuery() as query, reply=reply):
-                return [self._answer(query, reply, now_us)]
+                return [answer(query, reply, self.lists, self.nodes, now_us)]
             case KeyChanged() as change:
-                self._heard(change, now_us)
+                self._heard(change, now_us, watched=True)
             case WatchReplayed(bucket=bucket, keys=keys):
-                self._replay_done(bucket, keys)
+                self._replay_done(bucket, keys, now_us)
             case Tick(wall_us=wall_us):
                 self._tick(now_us, wall_us)
             case Disconnected():
@@ -111,44 +141,83 @@ class Core:
     def _heartbeat(self, metrics: NodeMetrics, now_us: int, wall_us: int) -> None:
         self._wall_us = max(self._wall_us, wall_us)
         view = self._view(metrics.node, now_us)
+        before = view.liveness.state
         if not view.heartbeat(metrics, now_us):
             self.counters["heartbeats_out_of_order"] += 1
-            return
-        self._rejudge(view)
+        elif view.dirty or view.liveness.state != before or view.foreign_us:
+            self._rejudge(view, now_us)
 
-    def _heard(self, change: KeyChanged, now_us: int) -> None:
+    def _heard(self, change: KeyChanged, now_us: int, *, watched: bool) -> None:
         try:
-            self._changed(change, now_us)
+            if change.bucket == NODES:
+                self._published(change, now_us, watched=watched)
+            elif change.key.startswith("node."):
+                self._changed(change, self._view(decode(change.key.removeprefix("node.")), now_us), now_us)
         except FieldError:
             self.counters[f"malformed.{change.bucket}"] += 1
 
-    def _changed(self, change: KeyChanged, now_us: int) -> None:
-        if change.bucket == NODES:
-            self.revision = max(self.revision, change.revision)
-        if change.key == LEASE and change.bucket == NODES:
-            self.lease.changed(change, now_us)
-        if not change.key.startswith("node."):
-            return
-        view = self._view(decode(change.key.removeprefix("node.")), now_us)
+    def _changed(self, change: KeyChanged, view: NodeView, now_us: int) -> None:
         if change.bucket == LEDGER:
             view.residents = NodeReservations.trusted(change.value).reservations if change.value else ()
-            self._rejudge(view)
-        elif change.bucket == DEADLINES and change.value:
-            view.records(NodeDeadlines.trusted(change.value).containers)
-            self._rejudge(view)
-        elif change.bucket == NODES and change.revision > view.revision:
-            view.found(NodeFacts.trusted(change.value) if change.value else None, change.revision)
+            self._rejudge(view, now_us)
+        elif change.value and view.records(NodeDeadlines.trusted(change.value).containers):
+            self._rejudge(view, now_us)
 
-    def _replay_done(self, bucket: str, keys: frozenset[str]) -> None:
+    def _published(self, change: KeyChanged, now_us: int, *, watched: bool) -> None:
+        """rt_nodes has it. The lists take it from the watch alone, which brings whole writes in their order."""
+        self._watched = max(self._watched, change.revision) if watched else self._watched
+        if change.key == LEASE:
+            self.lease.changed(change, now_us)
+        if change.key == LEASE and watched:
+            self.lists.whole()
+        elif change.key == LISTS_KEY and watched:
+            self.lists.found_record(self._value(ListsRecord, change), change.revision)
+        elif change.key.startswith("node."):
+            view = self._view(decode(change.key.removeprefix("node.")), now_us)
+            facts = self._value(NodeFacts, change)
+            if watched and self.lists.found(view.name, facts, change.revision):
+                self._by_whom(view)
+            if change.revision > view.revision:
+                view.found(facts, change.revision)
+
+    def _value(self, model: type[Told], change: KeyChanged) -> Told | None:
+        """What a key of our own says; one that cannot be read is as good as none, and written anew."""
+        try:
+            return model.trusted(change.value) if change.value else None
+        except FieldError:
+            self.counters[f"malformed.{change.bucket}"] += 1
+            return None
+
+    def _by_whom(self, view: NodeView) -> None:
+        """While we are the writer and do not write that node, nobody should."""
+        if self.lease.active and not (self._writing and view.name in self._writing.nodes):
+            self.lists.foreign = True
+            self._mark(view)
+
+    def _mark(self, view: NodeView) -> None:
+        view.dirty = True
+        self._unwritten[view.name] = None
+
+    def _replay_done(self, bucket: str, keys: frozenset[str], now_us: int) -> None:
         self._replayed.add(bucket)
         for name, view in self.nodes.items():
             if bucket == LEDGER and node_key(name) not in keys and view.residents:
                 view.residents = ()
-                self._rejudge(view)
+                self._rejudge(view, now_us)
             if bucket == NODES and node_key(name) not in keys:
-                view.revision, view.facts, view.dirty = 0, None, True
-        if bucket == NODES and LEASE not in keys:
+                view.revision, view.facts = 0, None
+                self.lists.absent(name)
+                self._mark(view)
+        if bucket == NODES:
+            self._replayed_nodes(keys)
+
+    def _replayed_nodes(self, keys: frozenset[str]) -> None:
+        self._behind = 0
+        self.lists.whole()
+        if LEASE not in keys:
             self.lease.absent()
+        if LISTS_KEY not in keys:
+            self.lists.found_record(None, 0)
 
     # --- time ---
 
@@ -159,11 +228,14 @@ class Core:
             return
         if late_us > STALL_US:
             self._rebase(late_us)
-        for view in self.nodes.values():
+        waited = self.hysteresis.due(now_us)
+        for name, view in self.nodes.items():
+            if now_us - view.liveness.seen_us <= self.policy.grace_us and name not in waited:
+                continue
             before = view.liveness.state
             view.age(now_us, self.policy)
-            if view.liveness.state != before:
-                self._rejudge(view)
+            if view.liveness.state != before or name in waited:
+                self._rejudge(view, now_us)
 
     def _rebase(self, gap_us: int) -> None:
         self.counters["rebased"] += 1
@@ -173,117 +245,102 @@ class Core:
 
     # --- the lists ---
 
-    def _rejudge(self, view: NodeView) -> None:
-        """Recomputes one node's devices and moves those whose standing changed."""
+    def _rejudge(self, view: NodeView, now_us: int) -> None:
+        """Recomputes one node's devices; what differs from rt_nodes is for the next write."""
         view.note_changes(self._wall_us)
-        standings = view.judge_devices(self.policy)
-        if standings == view.standings:
-            return
+        found = view.judge_devices(self.policy)
+        standings = {uuid: self._settled((view.name, uuid), by_class, now_us) for uuid, by_class in found.items()}
         for uuid in view.standings.keys() - standings.keys():
-            for ranking in self.lists.values():
-                ranking.drop((view.name, uuid))
-        for uuid, by_class in standings.items():
-            for name, standing in by_class.items():
-                self.lists[name].put((view.name, uuid), standing)
-        view.standings, view.dirty = standings, True
+            self.hysteresis.forget((view.name, uuid))
+        if view.dirty or standings != view.standings:
+            view.standings = standings
+            self._mark(view)
 
-    def _answer(self, query: NodesQuery, reply: str, now_us: int) -> Reply:
-        wanted = query.deadline_class or self.policy.classes[0].name
-        try:
-            devices, after = self._page(query, wanted, now_us)
-        except FieldError as fault:
-            return Reply(reply, PlaceReply.of_error(fault), (400, str(fault)))
-        body = NodesReply(revision=self.revision, deadline_class=wanted, devices=tuple(devices), after=after)
-        return Reply(reply, body)
-
-    def _page(self, query: NodesQuery, wanted: str, now_us: int) -> tuple[list[ListedDevice], str | None]:
-        if wanted not in self.lists:
-            raise FieldError("class", wanted, f"one of {', '.join(self.lists)}")
-        devices: list[ListedDevice] = []
-        try:
-            for device in self.lists[wanted].after(_device(query.after)):
-                if len(devices) == query.limit:
-                    return devices, _cursor(devices[-1])
-                if listed := self._listed(device, wanted, query, now_us):
-                    devices.append(listed)
-        except (KeyError, FieldError):
-            raise FieldError("after", query.after, "the after of an earlier reply; that device left the list") from None
-        return devices, None
-
-    def _listed(self, device: Device, wanted: str, query: NodesQuery, now_us: int) -> ListedDevice | None:
-        view = self.nodes[device[0]]
-        standing: ClassStanding = view.standings[device[1]][wanted]
-        metrics = next(d for d in view.metrics.devices if d.uuid == device[1]) if view.metrics else None
-        if query.standing and standing.standing not in query.standing:
-            return None
-        if query.models and (metrics is None or metrics.model not in query.models):
-            return None
-        if query.group and (metrics is None or metrics.group != query.group):
-            return None
-        return ListedDevice(
-            node=device[0],
-            uuid=device[1],
-            standing=standing.standing,
-            slack_us=standing.slack_us,
-            reason=standing.reason,
-            age_us=now_us - view.liveness.seen_us,
-            unproven=standing.unproven,
-        )
+    def _settled(self, device: Device, found: dict[str, ClassStanding], now_us: int) -> dict[str, ClassStanding]:
+        """As found, but for what stands too near to an edge to come back over it."""
+        settle, rankings = self.hysteresis.settle, self.lists.rankings
+        return {
+            (name := wanted.name): settle(device, wanted, rankings[name].of(device), found[name], now_us)
+            for wanted in self.policy.classes
+        }
 
     # --- writing rt_nodes, by the holder of the lease alone ---
 
     def _write(self, now_us: int) -> list[Effect]:
         if self._writing or self._stopping or not {NODES, LEDGER, DEADLINES} <= self._replayed:
             return []
-        if not self.lease.may_write(now_us):
+        if self._watched < self._behind or not self.lease.may_write(now_us):
             return []
-        dirty = self._dirty() if self.lease.active else {}
-        if not dirty and not self.lease.due(now_us):
+        nodes = self._changed_facts() if self.lease.active else {}
+        lists = self._changed_lists(nodes) if self.lease.active else None
+        if not nodes and not lists and not self.lease.due(now_us):
             return []
         self._commit += 1
-        self._writing = (self._commit, dirty)
-        writes = [Write(node_key(name), facts.to_json(), self.nodes[name].revision) for name, facts in dirty.items()]
-        return [Commit(self._commit, NODES, (*writes, self.lease.renewal()))]
+        self._writing = Writing(self._commit, nodes, lists, self.lease.renewal())
+        return [Commit(self._commit, NODES, tuple(self._writes(self._writing)))]
 
-    def _dirty(self) -> dict[str, NodeFacts]:
+    def _writes(self, writing: Writing) -> Iterator[Write]:
+        for name, facts in writing.nodes.items():
+            yield Write(node_key(name), facts.to_json(), self.nodes[name].revision)
+        # who takes over writes the lists as they were: so it knows for sure how far they had come
+        if record := writing.lists.record if writing.lists else None if self.lease.active else self.lists.record:
+            yield Write(LISTS_KEY, record.to_json(), self.lists.key_revision)
+        yield writing.lease
+
+    def _changed_lists(self, nodes: dict[str, NodeFacts]) -> Plan | None:
+        return self.lists.plan(nodes, self._wall_us, f"{self.lease.holder}/{self._commit}")
+
+    def _changed_facts(self) -> dict[str, NodeFacts]:
         """The facts that differ from what is published, at most one write's worth."""
         found: dict[str, NodeFacts] = {}
-        for name, view in self.nodes.items():
-            if not view.dirty or len(found) >= MAX_WRITES:
-                continue
+        devices = 0
+        while self._unwritten and len(found) < MAX_WRITES and devices < MAX_DEVICES:
+            view = self.nodes[self._unwritten.popitem(last=False)[0]]
             view.dirty = False
             facts = view.new_facts(self._wall_us)
             if facts and not _same(facts, view.facts):
-                found[name] = facts
+                found[view.name] = facts
+                devices += len(facts.devices)
         return found
 
     def _committed(self, done: CommitDone, now_us: int) -> list[Effect]:
-        if self._writing is None or done.commit != self._writing[0]:
+        if self._writing is None or done.commit != self._writing.commit:
             return []
-        _, written = self._writing
-        self._writing = None
-        if done.outcome != CommitOutcome.WRITTEN:
+        written, self._writing = self._writing, None
+        revisions = written.revisions(done)
+        if not revisions:
             return self._not_written(done, written, now_us)
-        became = self.lease.renewed(done.revisions[LEASE], now_us)
-        self.revision = max(self.revision, *done.revisions.values())
+        became = self.lease.renewed(revisions[LEASE], now_us)
         effects: list[Effect] = []
-        for name, facts in written.items():
-            effects += self._say(name, self.nodes[name].written(facts, done.revisions[node_key(name)]))
+        for name, facts in written.nodes.items():
+            revision = revisions[node_key(name)]
+            effects += self._say(name, self.nodes[name].written(facts, revision))
+            self.lists.written(name, facts, revision)
+        if LISTS_KEY in revisions:
+            self.lists.written_record(written.lists, revisions[LISTS_KEY])
+            effects += map(self._say_change, written.lists.deltas if written.lists else ())
         return effects + (self._took_over() if became else [])
 
-    def _not_written(self, done: CommitDone, written: dict[str, NodeFacts], now_us: int) -> list[Effect]:
+    def _not_written(self, done: CommitDone, written: Writing, now_us: int) -> list[Effect]:
         self.counters[f"write_{done.outcome}"] += 1
-        for name in written:
-            self.nodes[name].dirty = True
+        for name in written.nodes:
+            self._mark(self.nodes[name])
         for change in done.current:
-            self._heard(change, now_us)
+            self._heard(change, now_us, watched=False)
+        self._behind = max((change.revision for change in done.current), default=0)
         return []
 
     def _took_over(self) -> list[Effect]:
         """What the one before us wrote and may not have said: said again, with the same ids."""
         for view in self.nodes.values():
-            view.dirty = True
-        return [said for view in self.nodes.values() if view.facts for said in self._say(view.name, view.facts.events)]
+            self._mark(view)
+        facts = [view.facts for view in self.nodes.values() if view.facts]
+        states = [said for each in facts for said in self._say(each.node, each.events)]
+        return [*states, *map(self._say_change, self.lists.unsaid())]
+
+    def _say_change(self, delta: ListDelta) -> Publish:
+        event_id = f"list/{delta.deadline_class}/{delta.start_id}/{delta.revision}"
+        return Publish(self.subjects.list_event(delta.deadline_class), delta, event_id, "laxity.list.changed")
 
     def _say(self, node: str, events: Iterable[NodeEvent]) -> list[Effect]:
         subject = self.subjects.node_event(node)
@@ -301,11 +358,14 @@ class Core:
 
     def check(self) -> None:
         """Asserts what must always hold."""
-        for name, ranking in self.lists.items():
-            listed = list(ranking.after(None))
-            there = {(view.name, uuid) for view in self.nodes.values() for uuid in view.standings}
-            assert set(listed) == there, f"list {name} differs from the devices known"
+        for name, ranking in self.lists.rankings.items():
+            keys = list(ranking.after(None))
+            listed = [(node, uuid) for _, _, node, uuid in keys]
+            devices = [(node, each) for node, known in self.lists.devices.items() for each in known.values()]
+            there = {(node, device.uuid) for node, device in devices if name in device.classes}
+            assert set(listed) == there, f"list {name} differs from the devices in rt_nodes"
             assert len(listed) == len(there), f"list {name} names a device twice"
+            assert keys == sorted(keys), f"list {name} is not in order"
 
     def story(self, node: str) -> list[str]:
         """What is known of one node."""
@@ -314,17 +374,6 @@ class Core:
             return [f"{node} was never heard of"]
         said = [f"{node} is {view.liveness.state}: {view.liveness.reason or 'all well'}"]
         return said + [f"{uuid}: {by_class}" for uuid, by_class in view.standings.items()]
-
-
-def _cursor(device: ListedDevice) -> str:
-    return f"{encode(device.node)}.{encode(device.uuid)}"
-
-
-def _device(cursor: str | None) -> Device | None:
-    if cursor is None:
-        return None
-    node, _, uuid = cursor.partition(".")
-    return decode(node), decode(uuid)
 
 
 def _same(new: NodeFacts, old: NodeFacts | None) -> bool:

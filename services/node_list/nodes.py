@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from services.node_list.liveness import ALIVE, Liveness
 from services.node_list.standing import ClassTask, excluded, judge
@@ -25,6 +26,9 @@ from shared.messages import (
 Replica = tuple[str, int, int]
 """Request id, replica, generation: which container a warning is about."""
 
+_shown_of_device = attrgetter(*Device.model_fields)
+_shown_of_node = attrgetter("start_id", "labels", "cpu_milli", "memory_mib", "foreign_cpu_milli", "foreign_memory_mib")
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -35,6 +39,9 @@ class Policy:
     lost_us: int
     tight_ratio: float
     foreign_context_micro: int
+    return_ratio: float = 0.0
+    return_us: int = 0
+    """How a device comes back to a better standing: see Hysteresis."""
 
 
 @dataclass(slots=True)
@@ -58,6 +65,8 @@ class NodeView:
     """Number of the last change that we have said."""
     said: NodeState | None = None
     healthy: dict[str, bool] = field(default_factory=dict)
+    foreign_us: dict[str, int] = field(default_factory=dict)
+    """Per device uuid: the last heartbeat that told of foreign work."""
     revision: int = 0
     dirty: bool = False
 
@@ -68,9 +77,9 @@ class NodeView:
         last = self.metrics
         if last and last.start_id == metrics.start_id and metrics.counter <= last.counter:
             return False
+        self.dirty = self.dirty or last is None or _shown(metrics) != _shown(last)
         self.metrics = metrics
         self.liveness.heartbeat(metrics, now_us)
-        self.dirty = True
         return True
 
     def age(self, now_us: int, policy: Policy) -> None:
@@ -78,23 +87,25 @@ class NodeView:
         grace_us = max(policy.grace_us, 3 * period_us)
         self.liveness.age(now_us, grace_us, max(policy.lost_us, 2 * grace_us))
 
-    def warning(self, event: DeadlineEvent) -> None:
-        """at_risk and recovered, as the tracker says them."""
-        if event.kind in {"at_risk", "recovered"}:
-            self._note(event, event.judged, at_risk=event.kind == "at_risk")
+    def warning(self, event: DeadlineEvent) -> bool:
+        """at_risk and recovered, as the tracker says them; False where nothing follows."""
+        at_risk = event.kind == "at_risk"
+        return event.kind in {"at_risk", "recovered"} and self._note(event, event.judged, at_risk=at_risk)
 
-    def records(self, containers: Iterable[ContainerRecord]) -> None:
+    def records(self, containers: Iterable[ContainerRecord]) -> bool:
         """The tracker's checkpoint: the same, for whoever missed an event."""
-        for record in containers:
-            self._note(record, record.met + record.missed, at_risk=record.standing == Standing.AT_RISK)
+        return sum(self._note(c, c.met + c.missed, at_risk=c.standing == Standing.AT_RISK) for c in containers) > 0
 
-    def _note(self, said: DeadlineEvent | ContainerRecord, judged: int, *, at_risk: bool) -> None:
-        """What is older than the last word, by the verdicts that it counts, is ignored."""
+    def _note(self, said: DeadlineEvent | ContainerRecord, judged: int, *, at_risk: bool) -> bool:
+        """What is older than the last word, by the verdicts that it counts, is ignored; True for what is new."""
         if said.request_id is None or said.replica is None or said.generation is None:
-            return
+            return False
         of = (said.request_id, said.replica, said.generation)
-        if judged >= self.judged.get(of, 0):
-            self.warned[of], self.judged[of] = at_risk, judged
+        if judged < self.judged.get(of, 0):
+            return False
+        news = self.warned.get(of, False) != at_risk
+        self.warned[of], self.judged[of] = at_risk, judged
+        return news
 
     def found(self, facts: NodeFacts | None, revision: int) -> None:
         """rt_nodes as it is; what its writer has said already we need not say."""
@@ -160,8 +171,18 @@ class NodeView:
             return excluded(f"device not healthy: {device.reason}")
         residents = [r for r in self.residents if device.uuid in r.devices]
         at_risk = [r.request_id for r in residents if self.warned.get((r.request_id, r.replica, r.generation))]
-        foreign = (device.foreign_share_micro or 0) >= policy.foreign_context_micro
-        return judge(device, wanted, residents, at_risk, foreign, policy.tight_ratio)
+        return judge(device, wanted, residents, at_risk, self._foreign(device, policy), policy.tight_ratio)
+
+    def _foreign(self, device: DeviceMetrics, policy: Policy) -> bool:
+        """Whether foreign work is there, or was until lately: it comes and goes."""
+        if (device.foreign_share_micro or 0) >= policy.foreign_context_micro:
+            self.foreign_us[device.uuid] = self.liveness.seen_us
+            return True
+        seen_us = self.foreign_us.get(device.uuid)
+        if seen_us is None or self.liveness.seen_us - seen_us < policy.return_us:
+            return seen_us is not None
+        del self.foreign_us[device.uuid]
+        return False
 
     def new_facts(self, wall_us: int) -> NodeFacts | None:
         """What rt_nodes should say of the node; None while nothing is known of it but its name."""
@@ -210,3 +231,8 @@ class NodeView:
     def _device_facts(self, device: DeviceMetrics) -> DeviceFacts:
         known = {name: getattr(device, name) for name in Device.model_fields}
         return DeviceFacts(**known, classes=self.standings.get(device.uuid, {}))
+
+
+def _shown(metrics: NodeMetrics) -> tuple[object, ...]:
+    """What of a heartbeat stands in rt_nodes."""
+    return _shown_of_node(metrics), *map(_shown_of_device, metrics.devices)

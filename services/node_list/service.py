@@ -8,7 +8,17 @@ from services.node_list.core import Core
 from services.node_list.nodes import Policy
 from services.node_list.settings import NodeListSettings
 from services.node_list.standing import ClassTask
-from shared.messages import DeadlineEvent, NodeEvent, NodeFacts, NodeMetrics, NodesQuery, NodesReply, PlaceReply
+from shared.messages import (
+    DeadlineEvent,
+    ListDelta,
+    ListsRecord,
+    NodeEvent,
+    NodeFacts,
+    NodeMetrics,
+    NodesQuery,
+    NodesReply,
+    PlaceReply,
+)
 from shared.service import Every, Listen, Publishes, Service, run
 from shared.subjects import DEADLINES, EVENTS_STREAM, LEDGER, NODES, Subjects
 
@@ -24,6 +34,13 @@ SERVICE = Service(
         Listen("metrics.*", "core", NodeMetrics, about="heartbeats; their local receive time is what counts"),
         Listen("events.deadline.>", "stream", DeadlineEvent, about="warnings, as they come", stream=EVENTS_STREAM),
         Listen(
+            "events.list.*",
+            "stream",
+            ListDelta,
+            about="its own changes of the lists: what stands in the stream was said",
+            stream=EVENTS_STREAM,
+        ),
+        Listen(
             "nodes",
             "request",
             NodesQuery,
@@ -35,6 +52,8 @@ SERVICE = Service(
     publishes=(
         Publishes(NODES, "kv", NodeFacts, "a node's capacity, state and standings; by the holder of the lease alone"),
         Publishes("events.node.<node>", "event", NodeEvent, "joined, ready, degraded, unreachable, lost, device_lost"),
+        Publishes(NODES, "kv", ListsRecord, "how far the lists have come; by the holder of the lease alone"),
+        Publishes("events.list.<class>", "event", ListDelta, "what one write changed in the list of a class"),
         Publishes("(reply)", "reply", NodesReply, "to rt.nodes"),
     ),
     every=(Every("age", TICK_US, "judges silence, renews the lease"),),
@@ -46,7 +65,15 @@ def policy(settings: NodeListSettings) -> Policy:
         ClassTask(one.name, one.deadline_us, one.runtime_us, one.period_us or one.deadline_us)
         for one in settings.classes
     )
-    return Policy(classes, settings.grace_us, settings.lost_us, settings.tight_ratio, settings.foreign_context_micro)
+    return Policy(
+        classes,
+        settings.grace_us,
+        settings.lost_us,
+        settings.tight_ratio,
+        settings.foreign_context_micro,
+        settings.return_ratio,
+        settings.return_us,
+    )
 
 
 async def serve(settings: NodeListSettings) -> None:

@@ -38,10 +38,14 @@ class NodeListSettings(ServiceSettings):
     """Without a heartbeat for so long a node is unreachable; a node that beats slower gets three of its own periods."""
     lost_us: int = Field(default=30_000_000, gt=0)
     """Without a heartbeat for so long a node is lost."""
-    lease_us: int = Field(default=3_000_000, gt=0)
-    """A standby takes over when the writer's lease has not been renewed for so long."""
+    lease_us: int = Field(default=2_500_000, gt=0)
+    """A standby takes over when the lease has not been renewed for so long, so within 3 s; it looks every 250 ms."""
     tight_ratio: float = Field(default=0.1, ge=0, lt=1)
     """A device is tight where the slack left is below this part of the class's deadline."""
+    return_ratio: float = Field(default=0.05, ge=0, lt=1)
+    """A device returns to a better standing at once where its slack exceeds the edge by this part of the deadline."""
+    return_us: int = Field(default=5_000_000, ge=0)
+    """Nearer to the edge it returns once nothing worse was seen for so long; foreign work counts for so long, too."""
     foreign_context_micro: int = Field(default=20_000, ge=0)
     """Foreign device time from which it counts as one more context: 2 %, above the noise of housekeeping."""
 

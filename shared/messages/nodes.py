@@ -174,12 +174,53 @@ class ListedDevice(Message):
 
 
 class NodesReply(Message):
-    """``after`` names where the next page begins, None at the end."""
+    """A page of the list as it is published. ``after`` names where the next page begins, None at the end."""
 
     revision: int
+    """Of the list: it holds what all changes up to this one (rt.events.list.<class>) have said."""
     deadline_class: str = Field(alias="class")
     devices: tuple[ListedDevice, ...]
     after: str | None
+    start_id: str | None = None
+    """Names the numbering of the revisions, as in ListDelta; None before the first list is written."""
+    counts: dict[DeviceStanding, int] | None = None
+    """Devices of each standing in the whole list, whatever the query filters."""
+
+
+class ListChange(Message):
+    """One device in the list of a class: where it was and is; a device that left has no standing and no place."""
+
+    node: Name
+    uuid: Name
+    was: DeviceStanding | None
+    """None: it was not listed."""
+    standing: DeviceStanding | None
+    slack_us: int | None
+    reason: str | None
+    unproven: bool
+    place: int | None
+    """Its place once all changes of this revision are made, 1 the best."""
+
+
+class ListDelta(Message):
+    """rt.events.list.<class>: what one write changed in a list. A gap in ``revision`` asks for rt.nodes again."""
+
+    at_us: int
+    deadline_class: str = Field(alias="class")
+    start_id: str
+    """Names the numbering: another one begins where rt_nodes was lost, and asks for rt.nodes again."""
+    revision: int
+    """One more than that of the change before, per class."""
+    changes: tuple[ListChange, ...]
+
+
+class ListsRecord(Message):
+    """KV rt_nodes, key ``lists``: how far each list has come, and the changes that may not have been said yet."""
+
+    start_id: str
+    revisions: dict[str, int]
+    """Per class."""
+    unsaid: tuple[ListDelta, ...] = ()
 
 
 class BusEvent(Message):

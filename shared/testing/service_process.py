@@ -77,6 +77,10 @@ class ServiceProcess:
         self._process.kill()
         self._process.wait()
 
+    def send_signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def stop(self) -> int:
         """Asks it to stop, and returns its exit code; a service that does not stop in time is a failed test."""
         assert self._process is not None

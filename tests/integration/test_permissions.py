@@ -256,6 +256,7 @@ FORGED = [
     *[(name, "rt.events.task.fake-0", "task end") for name in ("client", ELSE, "placer", "node-list", "operator")],
     *[(name, "rt.events.deadline.fake-0.c", "verdict") for name in ("client", ELSE, "placer", "node-list")],
     *[(name, "rt.events.node.fake-0", "node state") for name in ("client", ELSE, "placer", "deadline-tracker")],
+    *[(name, "rt.events.list.fast", "list change") for name in ("client", ELSE, "placer", "deadline-tracker")],
     *[(name, "rt.events.place.forged", "decision") for name in ("client", ELSE, "node-list", "deadline-tracker")],
     *[(name, "$KV.rt_ledger.request.forged", "ledger") for name in ("client", ELSE, "node-list", "deadline-tracker")],
     ("operator", "$KV.rt_ledger.request.forged", "ledger"),

@@ -263,6 +263,15 @@ def test_begins_and_ends_gather_but_a_decision_is_published_at_once() -> None:
     assert (END, 2) == monitor.told[-1]
 
 
+def test_an_end_after_its_deadline_is_published_at_once() -> None:
+    monitor = Monitor(Limits(batch_us=20_000))
+    monitor.read(0)
+    monitor.read(5_000, begin(1, 4_000, deadline_us=1_000), end(2, 1, 5_001))
+    assert [(BEGIN, 1), (END, 2)] == monitor.told
+    monitor.read(6_000, begin(3, 5_500, deadline_us=1_000), end(4, 3, 6_500))
+    assert 2 == len(monitor.told)
+
+
 def test_the_core_wakes_for_the_next_deadline_the_gathered_rows_and_the_watermark() -> None:
     monitor = Monitor(Limits(batch_us=20_000))
     assert 1_000_000 == wake_us(monitor.read(0))

@@ -31,6 +31,7 @@ from shared.messages import (
     DeviceMetrics,
     Kind,
     Lease,
+    ListDelta,
     Measured,
     NodeDeadlines,
     NodeMetrics,
@@ -84,8 +85,11 @@ class Harness:
         self.bucket = {} if bucket is None else bucket
         self.core = Core(Subjects(), POLICY, holder, lease_us=3 * SECOND, tick_us=250_000)
         self.now_us = 10 * SECOND
+        self.wall_us: int | None = None
+        """Where the wall clock is not to go with the other one."""
         self.beats = itertools.count(1)
         self.said: list[Publish] = []
+        self.changes: list[tuple[str, ListDelta]] = []
         self.replies: list[Reply] = []
         self.conflicts = 0
         for bucket_name in (LEDGER, DEADLINES):
@@ -101,6 +105,8 @@ class Harness:
             match effect:
                 case Commit():
                     self.tell(self._commit(effect))
+                case Publish(body=ListDelta() as delta):
+                    self.changes.append((effect.event_id, delta))
                 case Publish():
                     self.said.append(effect)
                 case Reply():
@@ -136,7 +142,8 @@ class Harness:
                 "cpu_milli": 2000,
                 "memory_mib": 1000,
             }
-            self.tell(Received(subject or f"rt.metrics.{node}", NodeMetrics.model_validate(known | said)))
+            metrics = NodeMetrics.model_validate(known | said)
+            self.tell(Received(subject or f"rt.metrics.{node}", metrics, wall_us=self.wall_us or 0))
 
     def hold(self, node: str, *reservations: Reservation) -> None:
         value = NodeReservations(node=node, reservations=reservations).to_json()
@@ -147,7 +154,10 @@ class Harness:
             self.now_us += 250_000
             for node in beating:
                 self.beat(node, device("g0"))
-            self.tell(Tick("age", self.now_us))
+            self.tell(Tick("age", self.now_us if self.wall_us is None else self.wall_us))
+
+    def tell_warning(self, request: str, judged: int = 5) -> None:
+        self.tell(Received("", warning("at_risk", request, judged)))
 
     def listed(self, wanted: str = "interactive", **query: object) -> list[tuple[str, str, str]]:
         self.tell(Received("", NodesQuery.from_json(json.dumps({"class": wanted, **query}).encode()), reply="_INBOX.1"))
