@@ -1,13 +1,15 @@
 """GPUs needed for a stream of real-time containers at 0.1 % misses, beside schedulers that see utilisation alone.
 
 Ours asks the admission test of each device. The others fill devices up to a part of their time: the largest that keeps
-to 0.1 % misses on the tuning seeds, found for each of them and for each way of sharing. Reported are other seeds.
+to 0.1 % misses on the tuning seeds, found for each of them. Their devices are time-sliced, as GPUs are where nobody
+says otherwise: at a gate, where a long task holds up all others, they need several times as many. Reported are other
+seeds.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, exp, log
 from random import Random
@@ -25,10 +27,8 @@ from shared.messages import Regime
 MOST_MISSED: Final = 0.001
 TARGET: Final = 0.7
 """GPUs of ours as a part of those of the best other one."""
-SHARINGS: Final = (
-    Sharing(Regime.GATED, handover_us=60),
-    Sharing(Regime.TIME_SLICED, slice_us=2_000, switch_us=100),
-)
+GATED: Final = Sharing(Regime.GATED, handover_us=60)
+TIME_SLICED: Final = Sharing(Regime.TIME_SLICED, slice_us=2_000, switch_us=100)
 OURS: Final = Chooser("ours", Deadline(), told=True)
 BINPACK, SPREAD, THRESHOLD = "bin packing", "spread", "utilisation threshold"
 OTHERS: Final = (Chooser(BINPACK, Binpack()), Chooser(SPREAD, Spread()), Chooser(THRESHOLD, FirstFit()))
@@ -74,11 +74,15 @@ def fleet(chooser: Chooser, sharing: Sharing, size: Size, seed: int) -> Fleet:
     gpus = len(wanted)
     if chooser.name == SPREAD:
         gpus = ceil(sum(each.utilisation for each in wanted) / chooser.fill_ratio)
-        chooser = replace(chooser, fill_ratio=1)
+        chooser = filled(chooser, 1)
     placing = Placing(chooser, [node(f"n{place:03d}", sharing) for place in range(gpus)])
     refused = sum(placing.ask(each) is None for each in wanted)
     found = played(placing.held, dict.fromkeys(placing.held, sharing), size.horizon_us, seed)
     return Fleet(len(placing.held), refused, total(found.values()), min(each.ratio for each in found.values()))
+
+
+def filled(chooser: Chooser, fill_ratio: float) -> Chooser:
+    return replace(chooser, fill_ratio=fill_ratio)
 
 
 def tuned(chooser: Chooser, sharing: Sharing, size: Size, seeds: Sequence[int]) -> Chooser:
@@ -86,58 +90,54 @@ def tuned(chooser: Chooser, sharing: Sharing, size: Size, seeds: Sequence[int]) 
     fills, too_full = 1, 100
     while too_full - fills > 1:
         middle = (fills + too_full) // 2
-        fleets = [fleet(replace(chooser, fill_ratio=middle / 100), sharing, size, seed) for seed in seeds]
+        fleets = [fleet(filled(chooser, middle / 100), sharing, size, seed) for seed in seeds]
         keeps = total(each.kept for each in fleets).ratio >= 1 - MOST_MISSED and not any(f.refused for f in fleets)
         fills, too_full = (middle, too_full) if keeps else (fills, middle)
-    return replace(chooser, fill_ratio=fills / 100)
+    return filled(chooser, fills / 100)
 
 
 # ------------------------------------------------------------------------------------------ the report
 
 
-def measure(size: Size, tuning: Sequence[int], reported: Sequence[int]) -> dict[tuple[str, str], list[Fleet]]:
+def measure(size: Size, tuning: Sequence[int], reported: Sequence[int]) -> dict[tuple[str, Regime], list[Fleet]]:
     """By chooser and way of sharing, a fleet for each reported seed; printed as it is found."""
     found = {}
-    for chooser in (OURS, *OTHERS):
-        for sharing in SHARINGS:
-            filled = chooser if chooser is OURS else tuned(chooser, sharing, size, tuning)
-            fleets = [fleet(filled, sharing, size, seed) for seed in reported]
-            found[chooser.name, sharing.regime.value] = fleets
-            kept = total(each.kept for each in fleets)
-            limit = "" if chooser is OURS else f", filled to {filled.fill_ratio:.0%}"
-            print(
-                f"{chooser.name:<22} {sharing.regime.value:<12} {mean(each.gpus for each in fleets):6.1f} GPUs, "
-                f"{1 - kept.ratio:.4%} of {kept.met + kept.missed} tasks missed, of the worst container "
-                f"{1 - min(each.worst_ratio for each in fleets):.2%}{limit}",
-                flush=True,
-            )
+    for chooser, sharing in ((OURS, GATED), (OURS, TIME_SLICED), *((other, TIME_SLICED) for other in OTHERS)):
+        full = chooser if chooser is OURS else tuned(chooser, sharing, size, tuning)
+        fleets = [fleet(full, sharing, size, seed) for seed in reported]
+        found[chooser.name, sharing.regime] = fleets
+        kept = total(each.kept for each in fleets)
+        limit = "" if chooser is OURS else f", filled to {full.fill_ratio:.0%}"
+        print(
+            f"{chooser.name:<22} {sharing.regime:<12} {mean(each.gpus for each in fleets):6.1f} GPUs, "
+            f"{1 - kept.ratio:.4%} of {kept.met + kept.missed} tasks missed, of the worst container "
+            f"{1 - min(each.worst_ratio for each in fleets):.2%}{limit}",
+            flush=True,
+        )
     return found
 
 
-def report(found: dict[tuple[str, str], list[Fleet]], size: Size) -> None:
+def report(found: Mapping[tuple[str, Regime], Sequence[Fleet]], size: Size) -> None:
     gpus = {key: mean(each.gpus for each in fleets) for key, fleets in found.items()}
     missed = {key: 1 - total(each.kept for each in fleets).ratio for key, fleets in found.items()}
-    ours = gpus[OURS.name, Regime.GATED.value]
-    best = min((key for key in gpus if key[0] != OURS.name), key=lambda key: gpus[key])
-    name = {key: "_".join(key).replace(" ", "_").replace("-", "_") for key in gpus}
+    ours, sliced, *others = gpus
+    best = min(others, key=lambda key: gpus[key])
+    name = {key: f"{key[0]}_{key[1]}".replace(" ", "_") for key in gpus}
     tell(
         "density",
         figures={f"{name[key]}_gpus": round(value, 2) for key, value in gpus.items()}
         | {f"{name[key]}_missed_ratio": round(value, 6) for key, value in missed.items()}
         | {"containers": size.containers, "refused": sum(each.refused for fleets in found.values() for each in fleets)},
-        ratios={f"ours_over_{name[key]}": round(ours / value, 3) for key, value in gpus.items() if key[0] != OURS.name}
-        | {"ours_over_best_other": round(ours / gpus[best], 3)},
+        ratios={f"ours_over_{name[key]}": round(gpus[ours] / gpus[key], 3) for key in (sliced, *others)}
+        | {"ours_over_best_other": round(gpus[ours] / gpus[best], 3)},
         holds={
-            f"at most {TARGET} of the GPUs of the best other one": ours <= TARGET * gpus[best],
-            f"ours misses at most {MOST_MISSED:.1%}": missed[OURS.name, Regime.GATED.value] <= MOST_MISSED,
-            "ours misses nothing": not any(
-                each.kept.missed for key in found for each in found[key] if key[0] == OURS.name
-            ),
+            f"at most {TARGET} of the GPUs of the best other one": gpus[ours] <= TARGET * gpus[best],
+            "ours misses nothing": missed[ours] == missed[sliced] == 0,
         },
-        notes=f"All simulated. Best other one: {best[0]} on {best[1]} devices. Ours is the placer's default strategy "
-        "with its admission tests, on gated devices; the others fill up to a part of each device's time that was tuned "
-        "to 0.1 % misses on other seeds, on gated and on time-sliced devices (slices of 2 ms, 0.1 ms for a switch). "
-        "Their misses are those of the releases drawn; ours holds for any releases that keep to the declaration.",
+        notes=f"All simulated. The best other one is {best[0]}. Ours is the placer's default strategy with its "
+        "admission tests, on gated devices; the others are on time-sliced ones (slices of 2 ms, 0.1 ms for a switch), "
+        "filled up to a part of each device's time that was tuned to 0.1 % misses on other seeds. Their misses are "
+        "those of the releases drawn; ours holds for any releases that keep to the declaration.",
     )
 
 

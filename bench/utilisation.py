@@ -236,7 +236,7 @@ def draw(file: Path, found: Found) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=int, default=MINUTE_US // 1_000_000)
-    parser.add_argument("--offered", type=int, nargs="+", default=[6, 12, 18, 24, 30, 36, 42, 48])
+    parser.add_argument("--offered", type=int, nargs="+", default=[0, 12, 24, 36, 48])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--plot", type=Path, help="an SVG file for the picture")
     args = parser.parse_args()

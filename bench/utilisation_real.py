@@ -167,7 +167,9 @@ async def round_of(client: Client, chooser: str, names: Mapping[str, Place], num
     there = {name for name, place in places.items() if place}
     await asyncio.gather(*(leave(client, name) for name in there))
     residents = {f"{kind.name}-{index}" for kind in names.values() for index in range(len(kind.residents))}
-    return Round(places, {name: _since(before[name], after[name]) for name in there | residents})
+    nothing = Kept()  # of one that has not begun
+    kept = {name: _since(before.get(name, nothing), after.get(name, nothing)) for name in there | residents}
+    return Round(places, kept)
 
 
 async def judged(client: Client) -> dict[str, Kept]:
