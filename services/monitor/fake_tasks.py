@@ -28,11 +28,10 @@ from services.monitor.rings import (
     RECORD,
     VERSION,
     boot_id,
-    read_labels,
 )
 from shared.admission import RtTask, Sharing
 from shared.errors import FieldError
-from shared.messages import Regime
+from shared.messages import ContainerLabels, Regime
 from shared.testing.devices import Container, Device, Event, What, periodic
 
 SCAN_US: Final = 100_000
@@ -98,7 +97,7 @@ class FakeTasks:
 
     def _begin(self, name: str, now_us: int) -> _Tasks | None:
         folder = self._root / name
-        held = read_labels(folder / "container.json").reservation
+        held = ContainerLabels.from_json((folder / "container.json").read_bytes()).reservation
         task = RtTask.of(name, held.realtime) if held.realtime else None
         device = held.devices[0] if held.devices else ""
         if task is None or device not in self._devices:

@@ -438,7 +438,7 @@ class RingDirectory:
             return
         problem = ""
         try:
-            container.labels = read_labels(container.listing.path / "container.json")
+            container.labels = _read_labels(container.listing.path / "container.json")
         except OSError:
             problem = "labels_absent"
         except FieldError:
@@ -492,8 +492,7 @@ class _Container:
             self.listing.settled_ns = None
 
 
-def read_labels(path: Path) -> ContainerLabels:
-    """What a backend wrote there of the container; raises OSError and FieldError."""
+def _read_labels(path: Path) -> ContainerLabels:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         return ContainerLabels.from_json(os.read(descriptor, MAX_BODY_BYTES + 1))
