@@ -1,11 +1,15 @@
 """The lowest utilisation is the wrong choice, in simulated devices; `make bench-utilisation` runs more of it."""
 
+from pathlib import Path
+
 import pytest
 
 from bench import density, utilisation
 from bench.shared_devices import Kept
 from bench.utilisation import CHOOSERS, OURS, PLACES, PROMISED
+from shared.units import format_us
 
+PAGE = (Path(__file__).parents[2] / "docs" / "utilisation.md").read_text(encoding="utf-8")
 SECONDS_US = 1_000_000
 
 
@@ -21,6 +25,15 @@ def test_the_nodes_on_which_it_is_admitted_are_those_used_most() -> None:
     order = sorted(PLACES, key=lambda place: place.utilisation)
     admitted = [utilisation.one_more(place, SECONDS_US, [1]).verdict.admitted for place in order]
     assert [False, False, True, True] == admitted
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
+def test_the_page_says_what_the_admission_tests_say(place: utilisation.Place) -> None:
+    [row] = [line for line in PAGE.splitlines() if line.startswith(f"| {place.name} |")]
+    verdict = utilisation.one_more(place, SECONDS_US, [1]).verdict
+    assert verdict.slack_us is not None
+    room = f"{format_us(abs(verdict.slack_us))} {'to spare' if verdict.admitted else 'short'} |"
+    assert [True, True] == [said in row for said in (f"| {round(100 * place.utilisation)} % |", room)]
 
 
 def test_placed_by_guarantees_nobody_misses_and_by_anything_else_somebody_does() -> None:
