@@ -5,20 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-
-import numpy as np
+from typing import Final
 
 from services.placer.core.cluster import Cluster
 from services.placer.core.demand import Demand
 from services.placer.core.outcome import Fits
 from services.placer.core.pipeline import decide
 from services.placer.core.strategies import Strategy
-from services.placer.core.strategies.base import Candidates, Ranking
 from shared.admission import RtTask, Sharing
-from shared.messages import SHARE_WHOLE_MICRO, DeviceFacts, Gpu, Kind, NodeFacts, NodeState, PlaceRequest, Realtime
+from shared.messages import (
+    SHARE_WHOLE_MICRO,
+    DeviceFacts,
+    Gpu,
+    Kind,
+    NodeFacts,
+    NodeState,
+    PlaceRequest,
+    Realtime,
+    Regime,
+)
 from shared.testing.devices import Container, run, sporadic
 
-MEMORY_MIB = 256
+GATED: Final = Sharing(Regime.GATED, handover_us=60)
+TIME_SLICED: Final = Sharing(Regime.TIME_SLICED, slice_us=2_000, switch_us=100)
+MEMORY_MIB: Final = 256
 """Of the node, for each container: who spreads by memory spreads by number."""
 
 
@@ -66,17 +76,6 @@ class Chooser:
         )
 
 
-@dataclass(frozen=True)
-class FirstFit:
-    """The first device, by name, that has the time."""
-
-    name: str = "first fit"
-
-    def rank(self, rows: Candidates) -> Ranking:
-        equal = np.zeros(len(rows))
-        return Ranking(keys=(equal,), total=equal, by={})
-
-
 class Placing:
     """A cluster in the eyes of one chooser, and who is on which device."""
 
@@ -87,26 +86,25 @@ class Placing:
         for facts in nodes:
             self._cluster.set_facts(facts.node, facts, 0)
 
-    def ask(self, wanted: Wanted) -> str | None:
-        """The device that it was given, None where it was refused."""
+    def ask(self, wanted: Wanted) -> bool:
+        """Whether it was given a device."""
         request = self._chooser.request(wanted)
         decision = decide(self._cluster, request, 0, strategies=self._strategies, advise=False)
         if not isinstance(decision, Fits):
-            return None
-        [place] = decision.assignments
-        self.hold(wanted, place.node, place.devices[0])
-        return place.devices[0]
+            return False
+        self.hold(wanted, decision.assignments[0].node)
+        return True
 
-    def hold(self, wanted: Wanted, node: str, device: str) -> None:
+    def hold(self, wanted: Wanted, node: str) -> None:
         """It is there, whoever decided that."""
-        taken = Demand.of(self._chooser.request(wanted)).reservation(wanted.name, 0, 1, (device,))
+        taken = Demand.of(self._chooser.request(wanted)).reservation(wanted.name, 0, 1, (node,))
         self._cluster.set_reservations(node, (*self._cluster.reservations(node), taken))
-        self.held.setdefault(device, []).append(wanted)
+        self.held.setdefault(node, []).append(wanted)
 
 
-def node(name: str, sharing: Sharing, devices: int = 1) -> NodeFacts:
-    """A node of which nothing but its devices is ever scarce; these are `<name>.0`, `<name>.1`, ..."""
-    facts = DeviceFacts(
+def node(name: str, sharing: Sharing) -> NodeFacts:
+    """A node of which nothing is ever scarce but its one device, which has its name."""
+    device = DeviceFacts(
         uuid=name,
         index=0,
         model="GPU",
@@ -117,9 +115,9 @@ def node(name: str, sharing: Sharing, devices: int = 1) -> NodeFacts:
         switch_us=sharing.switch_us,
         handover_us=sharing.handover_us,
     )
-    made = tuple(facts.model_copy(update={"uuid": f"{name}.{index}", "index": index}) for index in range(devices))
+    memory_mib = 64 * MEMORY_MIB
     return NodeFacts(
-        node=name, state=NodeState.READY, at_us=0, devices=made, cpu_milli=64_000, memory_mib=64 * MEMORY_MIB * devices
+        node=name, state=NodeState.READY, at_us=0, devices=(device,), cpu_milli=64_000, memory_mib=memory_mib
     )
 
 

@@ -16,18 +16,16 @@ from statistics import mean
 from typing import Final
 
 from bench.report import tell
-from bench.shared_devices import Chooser, Kept, Placing, Wanted, node, played, total
+from bench.shared_devices import GATED, TIME_SLICED, Chooser, Kept, Placing, Wanted, node, played, total
 from services.placer.core.strategies.binpack import Binpack
 from services.placer.core.strategies.deadline import Deadline
 from services.placer.core.strategies.spread import Spread
 from shared.admission import RtTask, Sharing, Verdict, admit
-from shared.messages import NodeFacts, Regime
+from shared.messages import NodeFacts
 
 MINUTE_US: Final = 60_000_000
 PROMISED: Final = 0.99
 """The part of its tasks that each container wants to be met."""
-TIME_SLICED: Final = Sharing(Regime.TIME_SLICED, slice_us=2_000, switch_us=100)
-GATED: Final = Sharing(Regime.GATED, handover_us=60)
 OURS: Final = Chooser("guarantees", Deadline(), told=True)
 CHOOSERS: Final = (
     Chooser("lowest utilisation", Spread(cpu=0, memory=0, gpu=1, name="utilisation")),
@@ -123,11 +121,10 @@ class Outcome:
 def outcome(chooser: Chooser, offered: int, horizon_us: int, seed: int) -> Outcome:
     placing, sharings = Placing(chooser, [facts for _, facts in nodes()]), dict[str, Sharing]()
     for place, facts in nodes():
-        device = facts.devices[0].uuid
-        sharings[device] = place.sharing
+        sharings[facts.node] = place.sharing
         for resident in place.wanted(facts.node):
-            placing.hold(resident, facts.node, device)
-    admitted = sum(placing.ask(each) is not None for each in newcomers(offered, seed))
+            placing.hold(resident, facts.node)
+    admitted = sum(placing.ask(each) for each in newcomers(offered, seed))
     found = played(placing.held, sharings, horizon_us, seed)
     broken = sum(each.ratio < PROMISED for each in found.values())
     return Outcome(offered, admitted, total(found.values()), broken)
