@@ -131,6 +131,7 @@ def _monitor(cluster: Cluster, node: str) -> Program:
         env |= {
             "LAXITY_MONITOR_PROBE": "fake",
             "LAXITY_MONITOR_FAKE_DEVICES": json.dumps(FAKE_DEVICES),
+            "LAXITY_MONITOR_FAKE_TASKS": "true",
             "LAXITY_MONITOR_FAKE_CONTROL": str(cluster.state_dir / f"{node}.faults.json"),
             "LAXITY_MONITOR_RING_ROOT": str(cluster.rings_of_fakes / encode(node)),
         }

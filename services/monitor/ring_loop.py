@@ -97,8 +97,16 @@ class RingLoop:
     has answered with Wake: one reading is under way at a time.
     """
 
-    def __init__(self, settings: MonitorSettings, start_id: str, started_us: int) -> None:
+    def __init__(
+        self,
+        settings: MonitorSettings,
+        start_id: str,
+        started_us: int,
+        before: Callable[[int], None] | None = None,
+    ) -> None:
+        """``before`` is told the clock's reading ahead of each look at the rings."""
         self._settings = settings
+        self._before = before
         self._directory = RingDirectory(settings.ring_root)
         self._subject = Subjects(settings.prefix).task_events(settings.node)
         self._batch_prefix = f"{settings.node}/{start_id}/"
@@ -155,6 +163,8 @@ class RingLoop:
     def _poll(self, shell: Shell, post: Callable[[object], object]) -> None:
         while not self._stop.is_set():
             clock_us = shell.clock.now_us()
+            if self._before is not None:
+                self._before(clock_us)
             self._scan(clock_us)
             pause_us = self._settings.poll_us if self._rings else self._settings.idle_us
             if self._wanted(clock_us, shell.log):

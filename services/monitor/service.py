@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 
 from services.monitor.core import METRICS, Core, Forget, Limits, Wake
+from services.monitor.fake_tasks import FakeTasks
 from services.monitor.gate_process import GateProcess
 from services.monitor.probe_thread import ProbeThread
 from services.monitor.probes.base import Capacity, Probe
@@ -70,6 +72,13 @@ def core_settings(settings: MonitorSettings, core: int) -> CoreSettings:
     return CoreSettings(regime, sharing.slice_us, sharing.switch_us)
 
 
+def _fake_tasks(settings: MonitorSettings) -> Callable[[int], None] | None:
+    """What plays the tasks of a fake node, where that is asked for."""
+    if settings.probe != "fake" or not settings.fake_tasks:
+        return None
+    return FakeTasks(settings.node, settings.fake_devices, settings.ring_root).advance
+
+
 async def serve(settings: MonitorSettings, probe: Probe) -> None:
     """Runs until asked to stop."""
     start_id = os.urandom(8).hex()
@@ -88,7 +97,7 @@ async def serve(settings: MonitorSettings, probe: Probe) -> None:
         labels=settings.labels,
         limits=limits,
     )
-    loop = RingLoop(settings, start_id, SystemClock().now_us())
+    loop = RingLoop(settings, start_id, SystemClock().now_us(), _fake_tasks(settings))
     probing = ProbeThread(probe, settings.period_us, settings.probe_deadline_us)
     service = replace(SERVICE, every=tuple(replace(every, period_us=settings.period_us) for every in SERVICE.every))
     tasks = [loop.run, loop.tidy, probing.run]

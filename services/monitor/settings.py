@@ -75,6 +75,8 @@ class MonitorSettings(ServiceSettings):
     """Devices of the fake probe, in JSON."""
     fake_control: Path | None = None
     """File from which the fake probe takes faults while it runs."""
+    fake_tasks: bool = False
+    """Whether containers on made-up devices do the tasks that they declared, on simulated devices in real time."""
     fake_cpu_milli: int = Field(default=64_000, ge=1)
     fake_memory_mib: int = Field(default=512 * 1024, ge=1)
 
