@@ -55,7 +55,12 @@ class Tenure:
         return Write(self.key, self._next().to_json(), self._revision)
 
     def renewed(self, revision: int, now_us: int) -> bool:
-        """The batch with ``renewal`` was written; True where that made us the holder."""
+        """The batch with ``renewal`` was written; True where that made us the holder.
+
+        The answer may come late: whoever took the lease meanwhile keeps it.
+        """
+        if revision < self._revision:
+            return False
         became, self.active = not self.active, True
         self._lease, self._revision, self._seen_us = self._next(), revision, now_us
         return became

@@ -75,16 +75,20 @@ class Lists:
     def absent(self, node: str) -> None:
         """A replay of rt_nodes did not name the node."""
         self.foreign = self.foreign or bool(self.devices.get(node))
+        self._revisions[node] = 0
         self.written(node, None, 0)
 
     def written(self, node: str, facts: NodeFacts | None, revision: int) -> None:
-        """Our own write of a node is there."""
-        self._partly.pop(node, None)
-        self._revisions[node] = revision
-        self._put(node, facts)
+        """Our own write of a node is there; nothing where its answer comes after another's write."""
+        if revision >= self._revisions.get(node, 0):
+            self._partly.pop(node, None)
+            self._revisions[node] = revision
+            self._put(node, facts)
 
     def written_record(self, plan: Plan | None, revision: int) -> None:
-        """The lists' own key was written, as planned or as it was."""
+        """The lists' own key was written, as planned or as it was; the same holds."""
+        if revision < self.key_revision:
+            return
         self.key_revision = revision
         if plan is not None:
             self.record, self.foreign = plan.record, False

@@ -123,8 +123,9 @@ class NodeView:
         self.events, self.changes = renumbered, facts.changes + len(renumbered)
 
     def written(self, facts: NodeFacts, revision: int) -> list[NodeEvent]:
-        """Our own write is there; returns the changes that are to be said now."""
-        self.facts, self.revision = facts, revision
+        """Our own write is there, or was until another's; returns the changes that are to be said now."""
+        if revision >= self.revision:
+            self.facts, self.revision = facts, revision
         carried = {event.number for event in facts.events}
         self.events = [event for event in self.events if event.number not in carried]
         news = [event for event in facts.events if event.number > self.told]

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.node_list.core import LEASE, Core
@@ -204,6 +204,7 @@ class World:
 
 
 @given(st.integers(0, 1 << 32))
+@example(100_057)  # a writer is told that it wrote after another has written
 @settings(max_examples=25, deadline=None)
 def test_a_follower_has_exactly_the_list_whatever_is_lost_or_doubled_and_whoever_writes(seed: int) -> None:
     world = World(seed)

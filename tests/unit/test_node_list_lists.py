@@ -7,9 +7,10 @@ from random import Random
 import pytest
 
 from services.node_list.nodes import Policy
-from shared.effects import Received
-from shared.messages import DeviceStanding, ListDelta, ListsRecord, NodesReply, Regime
-from shared.subjects import LISTS_KEY, node_key
+from shared.effects import KeyChanged, Received
+from shared.lease import Tenure
+from shared.messages import DeviceStanding, Lease, ListDelta, ListsRecord, NodesReply, Regime
+from shared.subjects import LISTS_KEY, NODES, node_key
 from tests.unit.test_node_list_core import CLASSES, SECOND, Harness, device, reservation
 
 DAY_US = 86_400 * SECOND
@@ -97,6 +98,13 @@ def test_a_standby_and_a_deposed_writer_say_nothing() -> None:
     before = len(first.changes)
     first.beat("n1", device("g0", healthy=False))
     assert (len(first.changes), first.conflicts) == (before, 1)
+
+
+def test_an_answer_that_comes_when_another_has_the_lease_does_not_take_it_back() -> None:
+    lease = Tenure("lease.x", "a", 3 * SECOND)
+    lease.changed(KeyChanged(NODES, "lease.x", Lease(holder="b", counter=2, ttl_us=1).to_json(), 9), 0)
+    assert (lease.renewed(8, 0), lease.active) == (False, False)
+    assert (lease.renewed(10, 0), lease.active) == (True, True)
 
 
 def test_a_node_key_that_somebody_else_removes_leaves_a_revision_out() -> None:
