@@ -18,6 +18,7 @@ from bench.openb_replay import placed
 from bench.openb_trace import Run, folder, nodes, runs
 from cli.simulate.trace import Arrival
 from cli.simulate.world import World
+from services.placer.core.demand import Demand
 from services.placer.core.outcome import Assignment
 
 STRATEGIES: Final = ("fgd", "laxity")
@@ -37,36 +38,41 @@ class Steady:
 
     def __init__(self, run: Run, strategy: str) -> None:
         self.world = World(nodes(run), strategy, run.trace.workload, foresight=True)
-        self._free = self.world.cluster.nodes["share_free"]
-        self._capacity = int(self._free.sum())
+        self._capacity = int(self.world.cluster.nodes["share_free"].sum())
+        self._held = 0
         self._pods: Iterator[Arrival] = (run.trace.arrivals[pod] for pod in cycle(run.arrivals))
         self._chance = Random(SEED)
-        self._live: list[tuple[str, Assignment]] = []
+        self._live: list[tuple[str, Assignment, int]] = []
+        """Name, place, and millionths of a device that are held there."""
         self._number = 0
         self.took_us: list[float] = []
         self.refused = 0
 
     @property
     def allocated(self) -> float:
-        return 1 - int(self._free.sum()) / self._capacity
+        return self._held / self._capacity
 
     def arrive(self) -> None:
         """One decision, its reservation, and as many departures as keep the level."""
         self._number += 1
-        name, before = str(self._number), time.perf_counter()
-        place = placed(self.world, next(self._pods), name)
+        pod, name, before = next(self._pods), str(self._number), time.perf_counter()
+        place = placed(self.world, pod, name)
         self.took_us.append((time.perf_counter() - before) * 1e6)
         if place is None:
             self.refused += 1
         else:
-            self._live.append((name, place))
+            demand = Demand.of(pod.request)
+            held = demand.count * demand.share_micro
+            self._live.append((name, place, held))
+            self._held += held
         while self.allocated > FULL:
             self._leave()
 
     def _leave(self) -> None:
         place = self._chance.randrange(len(self._live))
         self._live[place], self._live[-1] = self._live[-1], self._live[place]
-        name, where = self._live.pop()
+        name, where, held = self._live.pop()
+        self._held -= held
         self.world.leave([where], name)
 
 

@@ -95,10 +95,10 @@ class Prospects:
         return whole
 
     @property
-    def slack(self) -> Floats:
+    def slack(self) -> Floats | None:
         realtime = self._demand.request.realtime
         if not self._demand.count or realtime is None:
-            return np.full(len(self), np.nan)
+            return None
         slack = self.verdict("slack")
         part: Floats = np.where(slack == NO_SLACK, np.nan, slack / realtime.deadline_us)
         return part

@@ -57,8 +57,10 @@ class Candidates(Protocol):
         ...
 
     @property
-    def slack(self) -> Floats:
-        """Slack at the tightest point as part of the request's deadline; NaN where nothing is promised."""
+    def slack(self) -> Floats | None:
+        """Slack at the tightest point as part of the request's deadline; NaN where nothing is promised, None where it
+        has no deadline.
+        """
         ...
 
     @property

@@ -44,7 +44,9 @@ class Deadline:
 
     def _snug(self, rows: Candidates) -> Floats:
         """1 where no slack is left over; where nothing is promised, 1 on devices that promise nothing either."""
-        alone, slack = (rows.promised == 0).astype(np.float64), rows.slack
+        alone: Floats = (rows.promised == 0).astype(np.float64)
+        if (slack := rows.slack) is None:
+            return alone
         snug: Floats = np.where(np.isnan(slack), alone, 1 - np.minimum(np.maximum(slack, 0), 1))
         return snug
 
