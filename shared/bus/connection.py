@@ -21,6 +21,7 @@ import nats.errors
 from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg as ClientMsg
 from nats.aio.subscription import Subscription
+from nats.aio.transport import TcpTransport
 
 from shared.bus.credentials import Credentials
 from shared.bus.msg import NOBODY, LinkEvent, Msg, NoResponders
@@ -144,9 +145,9 @@ class _Client(Client):
 
     def push(self) -> None:
         """What waits for the flusher goes out now; where it cannot, it is left to that."""
-        if self._transport is not None and self.is_connected and self._pending:
+        if isinstance(self._transport, TcpTransport) and self.is_connected and self._pending:
             with contextlib.suppress(OSError, RuntimeError, TypeError, AttributeError):
-                self._transport.writelines(self._pending)
+                self._transport.writelines(self._pending)  # type: ignore[no-untyped-call]  # the client's own
                 self._pending, self._pending_data_size = [], 0
 
     def _abort(self) -> None:

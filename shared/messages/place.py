@@ -187,10 +187,10 @@ class PlaceRequest(Message):
 
 
 SMALL_BYTES = 4096
-"""Bodies up to it are remembered as they were read, the last 1,024 of them: a few MiB at most."""
+"""Bodies up to it are remembered as they were read, the last 256 of them: a few MiB at most."""
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _read(model: type[PlaceRequest], body: bytes) -> Any:
     return model._checked(body)  # noqa: SLF001  # its own
 
@@ -200,7 +200,7 @@ def unknown_fields(body: bytes, model: type[Message] = PlaceRequest) -> list[str
     return list(_unknown(body, model) if len(body) <= SMALL_BYTES else _unknown.__wrapped__(body, model))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _unknown(body: bytes, model: type[Message]) -> tuple[str, ...]:
     return tuple(sorted(set(json.loads(body)) - set(model.model_fields)))
 

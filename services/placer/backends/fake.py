@@ -323,7 +323,7 @@ class FakeBackend:
         if changed != known:
             folders = [Path(entry.path) for entry in os.scandir(self._state_root) if entry.is_dir()]
             records = [each for folder in folders for each in self._records(folder) if each[1].exit_at_us is not None]
-            found = {(path, self._read[path].version): record for path, record in records}
+            found = {(path, read.version): record for path, record in records if (read := self._read.get(path))}
             self._endings = changed, found
         return found
 
