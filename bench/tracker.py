@@ -28,6 +28,7 @@ from nats.aio.client import Client
 
 from bench.report import tell
 from shared.bus import Bus
+from shared.bus.pulse import HEARTBEAT_S
 from shared.messages import RingInfo, TaskBatch, TaskEventKind
 from shared.settings import ServiceSettings
 from shared.subjects import Subjects
@@ -49,6 +50,8 @@ FIRST = 0.1
 MARK_BYTES = 500
 """A mark is shorter, all else longer."""
 TIMEOUT_S = 120
+AS_SERVICES = {"ack_policy": "none", "max_deliver": 1, "flow_control": True, "idle_heartbeat": HEARTBEAT_S * 10**9}
+"""How the server hands messages to services of ours, and here to all who read."""
 TASKS = "rt.events.task.>"
 
 
@@ -181,6 +184,9 @@ async def bare(url: str, last_seq: int, *, decode: bool) -> None:
     decoded = json.loads if decode else len
 
     async def take(message: Any) -> None:
+        if not message.data:  # flow control: answered once everything before it was taken
+            await message.respond(b"") if message.reply else None
+            return
         decoded(message.data)
         if len(message.data) < MARK_BYTES:
             marks.append((time.perf_counter(), time.process_time()))
@@ -189,7 +195,7 @@ async def bare(url: str, last_seq: int, *, decode: bool) -> None:
 
     inbox = client.new_inbox()
     await client.subscribe(inbox, cb=take, pending_msgs_limit=0, pending_bytes_limit=0)
-    config = {"deliver_subject": inbox, "ack_policy": "none", "filter_subject": TASKS, "deliver_policy": "all"}
+    config = {"deliver_subject": inbox, "filter_subject": TASKS, "deliver_policy": "all", **AS_SERVICES}
     await _api(client, "CONSUMER.CREATE.RT_EVENTS", {"stream_name": "RT_EVENTS", "config": config})
     await asyncio.wait_for(done.wait(), TIMEOUT_S)
     await client.close()
@@ -278,7 +284,8 @@ def report(results: dict[int, Measured]) -> None:
     }
     notes = (
         f"{ROUNDS} rounds of {EVENTS} events of {NODES} nodes with {RINGS} rings each, {MISSES:.1%} misses, read back "
-        "from the stream as fast as each can. Real: nats-server, tracker with its lease, checkpoints and verdicts. "
+        "from the stream as fast as each can, with the same flow control. Real: nats-server, tracker with its lease, "
+        "checkpoints and verdicts. "
         "Simulated: the monitors. read: a subscriber of the plain client that decodes each message with json.loads and "
         "drops it; take: one that does not even decode. by_cpu: the same ratio of CPU times of the two processes, "
         "which a busy machine disturbs less."
