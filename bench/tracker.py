@@ -29,7 +29,7 @@ from nats.aio.client import Client
 from bench.report import tell
 from shared.bus import Bus
 from shared.bus.pulse import HEARTBEAT_S
-from shared.messages import RingInfo, TaskBatch, TaskEventKind
+from shared.messages import COLUMNS, RingInfo, TaskBatch, TaskEventKind
 from shared.settings import ServiceSettings
 from shared.subjects import Subjects
 from shared.testing.nats_server import NatsServer
@@ -123,10 +123,8 @@ class Node:
 
     def _of(self, rows: list[tuple[int, ...]], *rings: Ring) -> TaskBatch:
         self._counter += 1
-        names = ("ring", "kind", "seq", "begin_seq", "task", "stamp_us", "deadline_us", "name")
-        columns: Any = {
-            name: list(map(int, column)) for name, column in zip(names, zip(*rows, strict=True), strict=True)
-        }
+        values = (list(map(int, column)) for column in zip(*rows, strict=True))
+        columns: Any = dict(zip(COLUMNS, values, strict=True))
         return TaskBatch(
             node=self.name,
             start_id="0123456789ab",
@@ -285,10 +283,9 @@ def report(results: dict[int, Measured]) -> None:
     notes = (
         f"{ROUNDS} rounds of {EVENTS} events of {NODES} nodes with {RINGS} rings each, {MISSES:.1%} misses, read back "
         "from the stream as fast as each can, with the same flow control. Real: nats-server, tracker with its lease, "
-        "checkpoints and verdicts. "
-        "Simulated: the monitors. read: a subscriber of the plain client that decodes each message with json.loads and "
-        "drops it; take: one that does not even decode. by_cpu: the same ratio of CPU times of the two processes, "
-        "which a busy machine disturbs less."
+        "checkpoints and verdicts. Simulated: the monitors. read: a subscriber of the plain client that decodes each "
+        "message with json.loads and drops it; take: one that does not even decode. by_cpu: the same ratio of CPU "
+        "times of the two processes, which a busy machine disturbs less."
     )
     tell("tracker", figures, ratios, holds, notes)
 
