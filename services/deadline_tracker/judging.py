@@ -44,7 +44,7 @@ class Judge:
         add, last = self.matched.rows.append, self.batch.ring[0]
         ring = self.rings[last]
         begun, high, met = ring.open, ring.high, 0
-        for place, kind, seq, begin_seq, row in _rows(self.batch):
+        for place, kind, seq, begin_seq, stamp_us, row in _rows(self.batch):
             if place != last:
                 self._put_back(ring, high, met)
                 last, ring = place, self.rings[place]
@@ -54,9 +54,9 @@ class Judge:
                     begun[seq], high = row, seq
                     continue
                 task = begun.get(begin_seq) if kind == END else None
-                if task and 0 <= row[STAMP_US] - task[STAMP_US] <= task[DEADLINE_US]:
+                if task and 0 <= stamp_us - task[STAMP_US] <= task[DEADLINE_US]:
                     del begun[begin_seq]
-                    add((place, begin_seq, task, row[STAMP_US], MET))
+                    add((place, begin_seq, task, stamp_us, MET))
                     high, met = seq, met + 1
                     continue
             self._put_back(ring, high, met)
@@ -149,13 +149,14 @@ class Judge:
 
 def well_formed(batch: TaskBatch) -> bool:
     """Whether each row names a ring and a task name that the batch lists."""
-    return _all_listed(batch.ring, len(batch.rings)) and _all_listed(batch.name, len(batch.names))
+    return _all_listed(set(batch.ring), len(batch.rings)) and _all_listed(set(batch.name), len(batch.names))
 
 
-def _rows(batch: TaskBatch) -> Iterator[tuple[int, int, int, int, Task]]:
-    tasks = zip(batch.task, batch.stamp_us, batch.deadline_us, map(batch.names.__getitem__, batch.name), strict=True)
-    return zip(batch.ring, batch.kind, batch.seq, batch.begin_seq, tasks, strict=True)
+def _rows(batch: TaskBatch) -> Iterator[tuple[int, int, int, int, int, Task]]:
+    names = batch.names
+    tasks = zip(batch.task, batch.stamp_us, batch.deadline_us, [names[place] for place in batch.name], strict=True)
+    return zip(batch.ring, batch.kind, batch.seq, batch.begin_seq, batch.stamp_us, tasks, strict=True)
 
 
-def _all_listed(places: list[int], count: int) -> bool:
+def _all_listed(places: set[int], count: int) -> bool:
     return not places or (min(places) >= 0 and max(places) < count)

@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 from services.deadline_tracker.record import DEADLINE_US, STAMP_US, Ring, Task
 
 NOT_ENDED: Final = -1
-"""In ``Columns.end_us``: the task still runs. Stamps are never negative."""
-
-
+"""In ``Columns.end_us`` where the verdict is OVERDUE: the task still runs."""
 _MOST: Final = 2**63 - 1
 
 
@@ -44,7 +42,6 @@ class Columns:
     """Sequence of the task's begin in its ring."""
     begin_us: NDArray[np.int64]
     end_us: NDArray[np.int64]
-    """NOT_ENDED where the verdict is OVERDUE."""
     deadline_us: NDArray[np.int64]
     """Relative to the begin."""
     verdict: NDArray[np.int64]
