@@ -45,7 +45,9 @@ TARGET: Final = 0.7
 OURS: Final = Chooser("ours", Deadline(), told=True)
 BINPACK, SPREAD, THRESHOLD = "bin packing", "spread", "utilisation threshold"
 OTHERS: Final = (Chooser(BINPACK, Binpack()), Chooser(SPREAD, Spread()), Chooser(THRESHOLD, FirstFit()))
-TUNING, REPORTED = range(100, 103), range(5)
+REPORTED: Final = range(5)
+TUNED_FROM: Final = 100
+"""The first tuning seed."""
 
 
 def stream(number: int, seed: int) -> list[Wanted]:
@@ -158,9 +160,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--containers", type=int, default=200)
     parser.add_argument("--seconds", type=int, default=10)
+    parser.add_argument("--tuning", type=int, default=10, help="streams that the others are tuned on")
     args = parser.parse_args()
     size = Size(args.containers, args.seconds * 1_000_000)
-    report(measure(size, TUNING, REPORTED), size)
+    report(measure(size, range(TUNED_FROM, TUNED_FROM + args.tuning), REPORTED), size)
 
 
 if __name__ == "__main__":

@@ -214,6 +214,7 @@ def draw(file: Path, found: Found) -> None:
         missed = [100 * (1 - one.newcomer.ratio) for one in found.one_more]
         bars.bar(names, missed, width=0.4, color="firebrick", label="misses of a detector put there")
         bars.set_ylabel("%")
+        bars.set_ylim(0, 65)
         for name, outcomes in found.outcomes.items():
             offered = list(outcomes)
             width = 2.5 if name == OURS.name else 1.2
@@ -225,8 +226,8 @@ def draw(file: Path, found: Found) -> None:
         for axes in (met, broken):
             axes.set_xlabel("containers that arrived")
             axes.grid(alpha=0.3)
-        for axes in (bars, met):
-            axes.legend()
+        for axes in (bars, broken):
+            axes.legend(loc="upper left")
         figure.savefig(file, metadata={"Date": None})
 
 

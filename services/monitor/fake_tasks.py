@@ -71,8 +71,8 @@ class FakeTasks:
 
     def _write(self, event: Event) -> None:
         job, deadline_us = event.job, event.job.due_us - event.job.release_us
-        if (tasks := self._containers[job.container]) is None:
-            return
+        tasks = self._containers[job.container]
+        assert tasks is not None, "who has no tasks is on no device"
         if event.what is What.RELEASED:
             tasks.begins[job.number] = tasks.ring.write(BEGIN, event.at_us, deadline_us)
         else:
@@ -91,7 +91,7 @@ class FakeTasks:
             try:
                 self._containers[name] = self._begin(name, now_us)
             except OSError:
-                pass  # its labels are not there yet, or it is gone again
+                pass  # its labels are not there yet, it is gone again, or there is no room for a ring
             except (FieldError, ValueError):  # labels that say nothing, or no place on its device
                 self._containers[name] = None
 
@@ -103,7 +103,11 @@ class FakeTasks:
         if task is None or device not in self._devices:
             return None
         self._devices[device].add(Container(name, task, periodic(now_us, task.period_us)))
-        return _Tasks(device, Ring(folder, now_us))
+        try:
+            return _Tasks(device, Ring(folder, now_us))
+        except OSError:
+            self._devices[device].remove(name)
+            raise
 
 
 class Ring:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench import density, utilisation
-from bench.shared_devices import Kept
+from bench.shared_devices import GATED, TIME_SLICED, Kept
 from bench.utilisation import CHOOSERS, OURS, PLACES, PROMISED
 from shared.units import format_us
 
@@ -62,23 +62,21 @@ SIZE = density.Size(containers=40, horizon_us=3 * SECONDS_US)
 
 
 def test_ours_misses_nothing_on_fewer_gpus_than_those_who_fill_up_to_half() -> None:
-    ours = density.fleet(density.OURS, density.GATED, SIZE, 1)
-    half = [density.fleet(density.filled(other, 0.5), density.TIME_SLICED, SIZE, 1) for other in density.OTHERS]
+    ours = density.fleet(density.OURS, GATED, SIZE, 1)
+    half = [density.fleet(density.filled(other, 0.5), TIME_SLICED, SIZE, 1) for other in density.OTHERS]
     assert (0, 0) == (ours.refused, ours.kept.missed)
     assert [True] * 3 == [ours.gpus < other.gpus for other in half]
 
 
 def test_a_full_device_misses_and_an_almost_empty_one_does_not() -> None:
-    full, empty = (
-        density.fleet(density.filled(density.OTHERS[0], fill), density.TIME_SLICED, SIZE, 1) for fill in (1, 0.1)
-    )
+    full, empty = (density.fleet(density.filled(density.OTHERS[0], fill), TIME_SLICED, SIZE, 1) for fill in (1, 0.1))
     assert full.kept.ratio < 1 - density.MOST_MISSED
     assert 1 == empty.kept.ratio
     assert full.gpus < empty.gpus
 
 
 def test_the_fill_is_the_largest_percent_that_keeps_to_the_misses() -> None:
-    tuned = density.tuned(density.OTHERS[0], density.TIME_SLICED, SIZE, [1])
+    tuned = density.tuned(density.OTHERS[0], TIME_SLICED, SIZE, [1])
     more = density.filled(tuned, tuned.fill_ratio + 0.01)
-    ratios = [density.fleet(each, density.TIME_SLICED, SIZE, 1).kept.ratio for each in (tuned, more)]
+    ratios = [density.fleet(each, TIME_SLICED, SIZE, 1).kept.ratio for each in (tuned, more)]
     assert [True, False] == [ratio >= 1 - density.MOST_MISSED for ratio in ratios]

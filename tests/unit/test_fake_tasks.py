@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,21 @@ def test_labels_that_come_late_are_read_when_they_are_there(tmp_path: Path) -> N
     node.contain("made", timing(5_000))
     node.tasks.advance(START_US + 2 * SCAN_US)
     assert not node.reader("made").writer_gone()
+
+
+def test_a_ring_that_cannot_be_made_is_made_when_there_is_room(tmp_path: Path) -> None:
+    node = Played(tmp_path, SLICED)
+    node.contain("c0", timing(5_000))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
+    try:
+        node.tasks.advance(START_US + SCAN_US)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert ["container.json"] == [file.name for file in (tmp_path / "c0").iterdir()]
+    node.tasks.advance(START_US + 2 * SCAN_US)
+    node.tasks.advance(START_US + 2 * SCAN_US + 49_000)
+    assert [5_000] == node.durations_us("c0")
 
 
 def test_labels_that_say_nothing_are_left_alone(tmp_path: Path) -> None:
