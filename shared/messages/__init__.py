@@ -2,6 +2,7 @@
 
 from shared.deadlines import Standing
 from shared.messages.base import MAX_BODY_BYTES, Message
+from shared.messages.learned import LearnedProfile, LearnedTimes
 from shared.messages.ledger import (
     SHARE_WHOLE_MICRO,
     ContainerLabels,
@@ -92,6 +93,8 @@ __all__ = [
     "FieldFault",
     "Gpu",
     "Kind",
+    "LearnedProfile",
+    "LearnedTimes",
     "Lease",
     "LedgerIdentity",
     "ListedDevice",
