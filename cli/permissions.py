@@ -14,7 +14,7 @@ from typing import Literal
 
 from shared.settings import ServiceSettings
 from shared.streams import bucket_stream, named, wanted
-from shared.subjects import DEADLINES, EVENTS_STREAM, LEDGER, NODES, PLACE_STREAM, encode
+from shared.subjects import DEADLINES, EVENTS_STREAM, LEARNED, LEDGER, NODES, PLACE_STREAM, encode
 
 CORE, MONITORS, CLIENTS = "LAXITY", "LAXITY_NODES", "LAXITY_CLIENTS"
 """The accounts: services and streams; monitors; clients."""
@@ -65,12 +65,13 @@ class Rules:
         return self._service("deadline-tracker", "judges tasks", says)
 
     def node_list(self) -> User:
-        says = (f"{self.prefix}.events.node.>", self._key(NODES), *self._reads(NODES, LEDGER, DEADLINES, EVENTS_STREAM))
+        reads = self._reads(NODES, LEDGER, DEADLINES, LEARNED, EVENTS_STREAM)
+        says = (f"{self.prefix}.events.node.>", self._key(NODES), self._key(LEARNED), *reads)
         hears = (f"{self.prefix}.nodes", f"{self.prefix}.metrics.*")
         return self._service("node-list", "keeps the list of nodes", says, hears)
 
     def placer(self) -> User:
-        says = (f"{self.prefix}.events.place.>", self._key(LEDGER), *self._reads(LEDGER, NODES))
+        says = (f"{self.prefix}.events.place.>", self._key(LEDGER), *self._reads(LEDGER, NODES, LEARNED))
         says = (*says, *self._works(PLACE_STREAM, "placer"), *self._makes_streams())
         hears = tuple(f"{self.prefix}.{word}" for word in ("place", "confirm", "resize", "defragment", "release"))
         return self._service("placer", "decides; keeps the ledger; makes and mends the streams", says, hears)
@@ -87,10 +88,14 @@ class Rules:
     # --- everybody else ---
 
     def operator(self) -> User:
-        """Whoever runs the cluster: everything that is read, streams, moves, and the ledger's identity."""
-        own = (f"{self.prefix}.defragment", f"$KV.{named(LEDGER, self.prefix)}.ledger", "$SRV.>", "$JS.>")
+        """Whoever runs the cluster: everything that is read, streams, moves, the ledger's identity, and forgetting."""
+        keys = (f"$KV.{named(LEDGER, self.prefix)}.ledger", f"$KV.{named(LEARNED, self.prefix)}.profile.>")
+        own = (f"{self.prefix}.defragment", *keys, "$SRV.>", "$JS.>")
         says = (*self._asks(), *own, self._inbox(OPERATOR))
-        about = "runs the cluster: reads all, moves containers, makes, deletes and restores streams, accepts a ledger"
+        about = (
+            "runs the cluster: reads all, moves containers, makes, deletes and restores streams, accepts a ledger,"
+            " has learned times forgotten"
+        )
         return User(OPERATOR, CORE, about, says, (f"{self.prefix}.>", self._inbox(OPERATOR)))
 
     def monitor(self, token: str) -> User:

@@ -26,6 +26,7 @@ PLACE_STREAM = "RT_PLACE"
 LEDGER = "rt_ledger"
 NODES = "rt_nodes"
 DEADLINES = "rt_deadlines"
+LEARNED = "rt_learned"
 
 
 def encode(name: str, field: str = "name") -> str:
@@ -127,6 +128,11 @@ def node_key(node: str) -> str:
 def request_key(request_id: str) -> str:
     """Key of a request's record in the ledger."""
     return f"request.{encode(request_id, 'request_id')}"
+
+
+def profile_key(profile: str, model: str, regime: str) -> str:
+    """Key of what was learned of a profile on one type of device, in rt_learned."""
+    return f"profile.{encode(profile, 'profile')}.{encode(model, 'model')}.{encode(regime, 'regime')}"
 
 
 def lease_key(holder: str) -> str:

@@ -220,6 +220,7 @@ class Core:
             self.counters["ends_without_begin"] += 1
             return []
         outcome = verdict(task.begin_us, row.stamp_us, task.deadline_us)
+        case.record.times.add(row.stamp_us - task.begin_us)
         if task.overdue:
             case.record.counts["late_record"] += outcome == Outcome.MET
             return []
@@ -241,6 +242,8 @@ class Core:
             self.counters["records_again"] += 1
         elif case.row.kind == TaskEventKind.ABORTED:
             case.record.counts["aborted"] += 1
+            if task.overdue:
+                case.record.times.add(None)
         else:
             case.record.counts["lost"] += not task.overdue
 

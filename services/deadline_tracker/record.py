@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from services.deadline_tracker.timing import Timing
 from shared.deadlines import Outcome, SlidingWindow, Standing, guarantee_ratio, standing, wilson
 from shared.messages import ContainerRecord, DeadlineEvent, RingInfo
 
@@ -54,6 +55,7 @@ class Record:
     replica: int | None = None
     generation: int | None = None
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    times: Timing = field(default_factory=Timing)
     warned: bool = False
     """Said to be at risk, and not recovered since."""
     touched_seq: int = 0
@@ -127,6 +129,8 @@ class Record:
             upper=upper,
             standing=Standing.AT_RISK if self.warned else self.standing,
             **self.counts,
+            timed=self.times.count,
+            newest_us=self.times.newest_us,
         )
 
     def dump(self) -> dict[str, Any]:
@@ -136,6 +140,7 @@ class Record:
             "of": [self.request_id, self.replica, self.generation],
             "counts": self.counts,
             "warned": self.warned,
+            "times": self.times.dump(),
             "touched": self.touched_seq,
             "unsaid": [[name, seq, event.model_dump(exclude_unset=True)] for name, (seq, event) in self.unsaid.items()],
         }
@@ -144,6 +149,7 @@ class Record:
     def load(cls, container: str, state: dict[str, Any]) -> Self:
         record = cls(container, state["guarantee"], SlidingWindow.load(state["window"]), *state["of"])
         record.counts.update(state["counts"])
+        record.times = Timing.load(state.get("times", ()))
         record.warned, record.touched_seq = state["warned"], state["touched"]
         record.unsaid = {n: (seq, DeadlineEvent.model_validate(e)) for n, seq, e in state.get("unsaid", ())}
         return record

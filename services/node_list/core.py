@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from services.node_list.learning import Learning
 from services.node_list.liveness import Liveness
 from services.node_list.nodes import NodeView, Policy
 from services.node_list.ranking import Device, Ranking
@@ -60,6 +61,7 @@ class Core:
         self.tick_us = tick_us
         self.lease = Tenure(LEASE, holder, lease_us)
         self.nodes: dict[str, NodeView] = {}
+        self.learning = Learning(holder, policy.foreign_context_micro)
         self.lists = {wanted.name: Ranking() for wanted in policy.classes}
         self.counters: Counter[str] = Counter()
         self.revision = 0
@@ -73,6 +75,9 @@ class Core:
         self._stopping = False
 
     def handle(self, event: object, now_us: int) -> list[Effect]:
+        return [*self.learning.handle(event, now_us), *self._handle(event, now_us)]
+
+    def _handle(self, event: object, now_us: int) -> list[Effect]:
         match event:
             case Received(message=NodeMetrics() as metrics, subject=subject, wall_us=wall_us):
                 if subject == self.subjects.metrics(metrics.node):
@@ -134,7 +139,9 @@ class Core:
             view.residents = NodeReservations.trusted(change.value).reservations if change.value else ()
             self._rejudge(view)
         elif change.bucket == DEADLINES and change.value:
-            view.records(NodeDeadlines.trusted(change.value).containers)
+            records = NodeDeadlines.trusted(change.value).containers
+            view.records(records)
+            self.learning.heard(view, records)
             self._rejudge(view)
         elif change.bucket == NODES and change.revision > view.revision:
             view.found(NodeFacts.trusted(change.value) if change.value else None, change.revision)
@@ -176,7 +183,7 @@ class Core:
     def _rejudge(self, view: NodeView) -> None:
         """Recomputes one node's devices and moves those whose standing changed."""
         view.note_changes(self._wall_us)
-        standings = view.judge_devices(self.policy)
+        standings = view.judge_devices(self.policy, self.learning.learned)
         if standings == view.standings:
             return
         for uuid in view.standings.keys() - standings.keys():

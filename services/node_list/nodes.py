@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from services.node_list.liveness import ALIVE, Liveness
-from services.node_list.standing import ClassTask, excluded, judge
+from services.node_list.standing import ClassTask, by_measure, excluded, judge
+from shared.admission import Learned
 from shared.messages import (
     ClassStanding,
     ContainerRecord,
@@ -143,15 +144,15 @@ class NodeView:
         self.events.append(event)
         self.dirty = True
 
-    def judge_devices(self, policy: Policy) -> dict[str, dict[str, ClassStanding]]:
+    def judge_devices(self, policy: Policy, learned: Learned) -> dict[str, dict[str, ClassStanding]]:
         """The standing of each device in each class, as things are now."""
         live = {(r.request_id, r.replica, r.generation) for r in self.residents}
         self.warned = {of: warned for of, warned in self.warned.items() if of in live}
         self.judged = {of: judged for of, judged in self.judged.items() if of in live}
         devices = self.metrics.devices if self.metrics else ()
-        return {d.uuid: {c.name: self._judge(d, c, policy) for c in policy.classes} for d in devices}
+        return {d.uuid: {c.name: self._judge(d, c, policy, learned) for c in policy.classes} for d in devices}
 
-    def _judge(self, device: DeviceMetrics, wanted: ClassTask, policy: Policy) -> ClassStanding:
+    def _judge(self, device: DeviceMetrics, wanted: ClassTask, policy: Policy, learned: Learned) -> ClassStanding:
         if self.liveness.state not in ALIVE:
             return excluded(f"node {self.liveness.state}: {self.liveness.reason}")
         if self.liveness.state == NodeState.JOINED:
@@ -161,7 +162,8 @@ class NodeView:
         residents = [r for r in self.residents if device.uuid in r.devices]
         at_risk = [r.request_id for r in residents if self.warned.get((r.request_id, r.replica, r.generation))]
         foreign = (device.foreign_share_micro or 0) >= policy.foreign_context_micro
-        return judge(device, wanted, residents, at_risk, foreign, policy.tight_ratio)
+        standing = judge(device, wanted, residents, at_risk, foreign, policy.tight_ratio)
+        return standing if foreign else by_measure(standing, device, wanted, residents, learned)
 
     def new_facts(self, wall_us: int) -> NodeFacts | None:
         """What rt_nodes should say of the node; None while nothing is known of it but its name."""
