@@ -23,10 +23,10 @@ _ESCAPE = re.compile(rb"=([0-9A-F]{2})")
 
 EVENTS_STREAM = "RT_EVENTS"
 PLACE_STREAM = "RT_PLACE"
+LEARNED = "rt_learned"
 LEDGER = "rt_ledger"
 NODES = "rt_nodes"
 DEADLINES = "rt_deadlines"
-LEARNED = "rt_learned"
 
 
 def encode(name: str, field: str = "name") -> str:

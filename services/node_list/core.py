@@ -75,7 +75,10 @@ class Core:
         self._stopping = False
 
     def handle(self, event: object, now_us: int) -> list[Effect]:
-        return [*self.learning.handle(event, now_us), *self._handle(event, now_us)]
+        said = self.learning.handle(event, now_us)
+        for view in self.learning.concerned(self.nodes.values(), self.policy.classes, now_us):
+            self._rejudge(view)
+        return [*said, *self._handle(event, now_us)]
 
     def _handle(self, event: object, now_us: int) -> list[Effect]:
         match event:

@@ -7,10 +7,11 @@ adds to it: each write is a profile with its expected revision, and the lease.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from services.node_list.nodes import NodeView, Replica
+from services.node_list.standing import ClassTask
 from shared.admission import NEVER_US, Beside, DeviceType, Learned, Profile
 from shared.effects import (
     Commit,
@@ -32,6 +33,8 @@ from shared.subjects import LEARNED, decode, lease_key, profile_key
 LEASE = lease_key("learning")
 LEASE_US = 30_000_000
 """Nobody waits for what is learned: a standby may take over late, and an idle bucket is seldom written."""
+PACE_US = 10_000_000
+"""Between two writes, and between two judgements by what was learned: it changes slowly, and concerns many devices."""
 LEAST_ADDED = 50
 """So many new times of a profile are worth a write, and more where more are known: what a crash loses is little."""
 ADDED_RATIO = 0.05
@@ -88,6 +91,9 @@ class Learning:
         self.counters: Counter[str] = Counter()
         self._kept: dict[Known, Kept] = {}
         self._seen: dict[str, dict[Replica, Seen]] = {}
+        self._changed: set[Known] = set()
+        """Since devices were last judged by it."""
+        self._judged_us = self._written_us = -PACE_US
         self._writing: Writing | None = None
         self._commit = 0
         self._wall_us = 0
@@ -109,6 +115,14 @@ class Learning:
                 self._wall_us = wall_us
                 return self._write(now_us)
         return []
+
+    def concerned(self, views: Iterable[NodeView], classes: Iterable[ClassTask], now_us: int) -> list[NodeView]:
+        """The nodes to be judged again, by what was learned since this was last asked and answered."""
+        if not self._changed or now_us - self._judged_us < PACE_US:
+            return []
+        of_classes = {wanted.profile for wanted in classes}
+        changed, self._changed, self._judged_us = self._changed, set(), now_us
+        return [view for view in views if _concerns(view, changed, of_classes)]
 
     # --- from whom ---
 
@@ -163,11 +177,11 @@ class Learning:
             if change.key == LEASE:
                 self.lease.changed(change, now_us)
             elif change.key.startswith("profile."):
-                self._changed(change)
+                self._take_over(change)
         except FieldError:
             self.counters["malformed"] += 1
 
-    def _changed(self, change: KeyChanged) -> None:
+    def _take_over(self, change: KeyChanged) -> None:
         """Somebody else wrote it: what we added to an older one is given up."""
         known = _known(change.key)
         message = LearnedProfile.trusted(change.value) if change.value else None
@@ -177,22 +191,25 @@ class Learning:
 
     def _put(self, known: Known, message: LearnedProfile | None, revision: int) -> None:
         self._kept[known] = Kept(revision, message)
+        self._changed.add(known)
         self.learned.put(*known, Profile.of(message) if message else None)
 
     def _replay_done(self, keys: frozenset[str]) -> None:
         self._replayed = True
         for known in [known for known in self._kept if _key(known) not in keys]:
+            self._put(known, None, 0)
             del self._kept[known]
-            self.learned.put(*known, None)
         if LEASE not in keys:
             self.lease.absent()
 
     def _write(self, now_us: int) -> list[Effect]:
         if self._writing or self._stopping or not self._replayed or not self.lease.may_write(now_us):
             return []
-        due = [known for known, kept in self._kept.items() if kept.due()] if self.lease.active else []
+        may = self.lease.active and now_us - self._written_us >= PACE_US
+        due = [known for known, kept in self._kept.items() if kept.due()] if may else []
         if not due and not self.lease.due(now_us):
             return []
+        self._written_us = now_us if due else self._written_us
         return [self._commit_of(due[:MOST_WRITES], self.lease.renewal())]
 
     def _commit_of(self, due: Sequence[Known], lease: Write) -> Commit:
@@ -254,6 +271,12 @@ def _on_device(own: Reservation, held: Mapping[str, Sequence[Reservation]]) -> O
 def profile_of(reservation: Reservation) -> str | None:
     """What is learned of it is learned under this name; None where it declared no times."""
     return reservation.realtime.profile if reservation.realtime else None
+
+
+def _concerns(view: NodeView, changed: Set[Known], of_classes: Set[str]) -> bool:
+    there = {DeviceType(device.model, device.regime) for device in view.metrics.devices} if view.metrics else set()
+    profiles = {profile_of(each) for each in view.residents} | of_classes
+    return any(device in there and profile in profiles for device, profile in changed)
 
 
 def _named(records: Iterable[ContainerRecord]) -> Iterator[tuple[ContainerRecord, Replica]]:

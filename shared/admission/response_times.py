@@ -29,17 +29,18 @@ class ResponseTimes:
 
     def __init__(self, newer: Mapping[int, int] | None = None, older: Mapping[int, int] | None = None) -> None:
         self._newer, self._older = Counter(newer or {}), Counter(older or {})
-        self._fresh = self._newer.total()
+        self._fresh, self._stale = self._newer.total(), self._older.total()
         self._sorted: tuple[list[int], list[int]] | None = None
 
     def __len__(self) -> int:
-        return self._fresh + self._older.total()
+        return self._fresh + self._stale
 
     def add(self, times_us: Iterable[int]) -> None:
         """The newest last."""
         for time_us in times_us:
             if self._fresh >= GENERATION:
-                self._older, self._newer, self._fresh = self._newer, Counter(), 0
+                self._older, self._stale = self._newer, self._fresh
+                self._newer, self._fresh = Counter(), 0
             self._newer[_bin(time_us)] += 1
             self._fresh += 1
         self._sorted = None

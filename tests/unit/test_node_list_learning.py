@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from services.node_list.learning import LEASE, Learning
+from services.node_list.learning import LEASE, PACE_US, Learning
 from services.node_list.nodes import NodeView
 from services.node_list.standing import ClassTask, by_measure, excluded, judge
 from shared.admission import NEVER_US, DeviceType, Learned, Profile
@@ -59,6 +59,7 @@ class World:
         self.it.beat("n1", device("g0", Regime.MPS), times=2)
 
     def tick(self) -> None:
+        self.it.now_us += PACE_US
         for effect in self.learning.handle(Tick("age", 7), self.it.now_us):
             self.commit(effect)
 
@@ -306,5 +307,24 @@ def test_what_is_learned_reaches_the_list_of_a_class() -> None:
     assert profile
     value = profile.message(MPS, "detector", 0).to_json()
     it.learning.handle(KeyChanged(LEARNED, profile_key("detector", *MPS), value, 50), it.it.now_us)
+    it.it.now_us += PACE_US
     it.it.beat("n1", device("g0", Regime.MPS))
     assert [("n1", "g0", "tight")] == it.it.listed()
+
+
+def test_nodes_are_judged_again_by_what_was_learned_where_it_concerns_them_and_not_too_often() -> None:
+    it = World()
+    it.it.hold("n1", resident("a", "detector"))
+    views = list(it.it.core.nodes.values())
+
+    def concerned(profile: str, after_us: int, revision: int) -> int:
+        it.it.now_us += after_us
+        it.learning.handle(KeyChanged(LEARNED, profile_key(profile, *MPS), None, revision), it.it.now_us)
+        return len(it.learning.concerned(views, [INTERACTIVE], it.it.now_us))
+
+    assert [1, 0, 1, 0] == [
+        concerned("detector", PACE_US, 50),
+        concerned("detector", 1, 51),
+        concerned("unheard", PACE_US, 52),  # the one before it was kept for now
+        concerned("unheard", PACE_US, 53),
+    ]
