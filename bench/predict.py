@@ -19,7 +19,7 @@ from typing import Final
 
 from bench.predict_worlds import WORLDS, Kind, beside, device_of, responses
 from bench.report import tell
-from shared.admission import Beside, DeviceType, Learned, Profile, ResponseTimes, Way
+from shared.admission import Learned, Profile, ResponseTimes, Way
 
 SIZES: Final = (30, 100, 300, 1_000, 10_000)
 RATIO: Final = 0.99
@@ -98,7 +98,12 @@ KINDS: Final = 6
 
 
 def composed(
-    sets: int, seed: int, count: int = 1_000, learned_sets: int = 60, worlds: Sequence[str] = WORLDS
+    sets: int,
+    seed: int,
+    count: int = 1_000,
+    learned_sets: int = 60,
+    held_out: int = 2_000,
+    worlds: Sequence[str] = WORLDS,
 ) -> tuple[dict[str, Found], dict[str, float]]:
     """By world: bounds beside sets of neighbours of which none was seen, and how far composing is off in each way."""
     found: dict[str, Found] = defaultdict(Found)
@@ -114,7 +119,9 @@ def composed(
             learned.put(device, name, profile)
         errors |= _errors(world, profiles)
         for kinds_there in _unseen(profiles, kinds, sets, chance):
-            _try(found[world], learned, device, world, kinds_there, chance)
+            bound = learned.bound(device, kinds_there[0].name, beside(kinds_there[1:]), RATIO)
+            test = sorted(responses(world, kinds_there, held_out, chance)[0])
+            found[world].take(bound and bound.likely_us, bound and bound.proven_us, test)
     return found, errors
 
 
@@ -138,13 +145,6 @@ def _unseen(profiles: dict[str, Profile], kinds: Sequence[Kind], sets: int, chan
         if beside(there[1:]) not in profiles[there[0].name].times:
             sets -= 1
             yield there
-
-
-def _try(found: Found, learned: Learned, device: DeviceType, world: str, kinds: Sequence[Kind], chance: Random) -> None:
-    others: Beside = beside(kinds[1:])
-    bound = learned.bound(device, kinds[0].name, others, RATIO)
-    test = sorted(responses(world, kinds, 2_000, chance)[0])
-    found.take(bound and bound.likely_us, bound and bound.proven_us, test)
 
 
 # --------------------------------------------------------------------------------------------- report

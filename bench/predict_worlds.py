@@ -14,7 +14,7 @@ from shared.testing.devices import Container, Device, What, sporadic
 from shared.testing.devices.policies import Policy, Together, Work
 
 STEP_US: Final = 10_000_000
-"""Time is moved on by so much, so that what happened is not all held at once."""
+"""Time is moved on by so much at most, so that what happened is not all held at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +88,13 @@ def responses(world: str, kinds: Sequence[Kind], count: int, chance: Random) -> 
     """The response times of at least `count` tasks of the first container beside the others, and theirs meanwhile."""
     _, sharing, policy = device_of(world, chance)
     device, names = Device(sharing, policy), [f"{place}" for place in range(len(kinds))]
-    horizon_us = count * 2 * kinds[0].period_us + STEP_US
+    step_us = min(STEP_US, count * kinds[0].period_us // 4)
+    horizon_us = count * 2 * kinds[0].period_us + step_us
     for name, kind in zip(names, kinds, strict=True):
         device.add(kind.container(name, horizon_us, chance))
     found: dict[str, list[int]] = {name: [] for name in names}
     while len(found["0"]) < count:
-        for event in device.advance(device.now_us + STEP_US):
+        for event in device.advance(device.now_us + step_us):
             if event.what is What.ENDED:
                 found[event.job.container].append(event.at_us - event.job.release_us)
     return list(found.values())

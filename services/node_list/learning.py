@@ -55,6 +55,10 @@ class Kept:
     growing: Profile | None = None
     added: int = 0
 
+    @property
+    def empty(self) -> bool:
+        return self.message is None and self.growing is None
+
     def due(self) -> bool:
         return self.growing is not None and self.added >= max(LEAST_ADDED, ADDED_RATIO * self.growing.total)
 
@@ -84,9 +88,9 @@ class Writing:
 class Learning:
     """``learned`` is what the bucket says. With more foreign work on a device than so much nothing is learned there."""
 
-    def __init__(self, holder: str, foreign_micro: int) -> None:
+    def __init__(self, holder: str, foreign_micro: int, most_profiles: int = MOST_PROFILES) -> None:
         self.learned = Learned()
-        self._foreign_micro = foreign_micro
+        self._foreign_micro, self._most_profiles = foreign_micro, most_profiles
         self.lease = Tenure(LEASE, holder, LEASE_US)
         self.counters: Counter[str] = Counter()
         self._kept: dict[Known, Kept] = {}
@@ -161,10 +165,11 @@ class Learning:
         return types.pop() if len(alone) == len(resident.devices) and len(types) == 1 else None
 
     def _add(self, known: Known, beside: Beside, times_us: Sequence[int | None]) -> None:
-        if known not in self._kept and len(self._kept) >= MOST_PROFILES:
+        kept = self._kept.get(known, Kept())
+        if kept.empty and sum(not each.empty for each in self._kept.values()) >= self._most_profiles:
             self.counters["profiles_beyond_limit"] += 1
             return
-        kept = self._kept.setdefault(known, Kept())
+        self._kept[known] = kept
         if kept.growing is None:
             kept.growing = Profile.of(kept.message) if kept.message else Profile()
         kept.growing.add(beside, [NEVER_US if time_us is None else time_us for time_us in times_us])

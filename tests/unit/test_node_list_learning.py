@@ -210,6 +210,7 @@ def test_last_words_are_what_was_not_written_yet_and_the_lease() -> None:
 def test_what_an_operator_deleted_is_forgotten_and_learned_anew() -> None:
     it = World()
     it.it.hold("n1", resident("a", "detector"))
+    it.learning._most_profiles = 1
     for _ in range(2):
         it.hear(a=SIXTY)
     assert 60 == it.learned("detector")
@@ -236,6 +237,16 @@ def test_a_standby_follows_what_is_written_and_writes_nothing() -> None:
     known = standby.learned.get(MPS, "detector")
     assert known
     assert 60 == known.total
+
+
+def test_more_profiles_than_there_is_room_for_are_counted_and_not_learned() -> None:
+    it = World()
+    it.learning._most_profiles = 1
+    it.it.hold("n1", resident("a", "detector"), resident("b", "speech"))
+    for _ in range(2):
+        it.hear(a=SIXTY, b=SIXTY)
+    assert [60, 0] == [it.learned("detector", "speech"), it.learned("speech", "detector")]
+    assert 1 == it.learning.counters["profiles_beyond_limit"]
 
 
 @pytest.mark.parametrize("key", ["profile.x", "profile.a.b.c", "profile.a.b.mps.d", "profile.=zz.b.mps"])
