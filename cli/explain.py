@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from fractions import Fraction
 
 from cli import client as clients
-from cli import events
+from cli import events, learned
 from cli.client import Client
 from cli.output import CommandError, Exit, Output, clock_time
 from services.placer.core.records import nodes_of, said
+from shared.admission import Learned
 from shared.bus import StoredMsg
 from shared.messages import (
     PULLING,
@@ -188,9 +189,11 @@ async def _node(client: Client, facts: NodeFacts, device: str) -> AsyncIterator[
     held = ledger.reservations if ledger else ()
     for line in _whole(facts, held) if not device else ():
         yield line
+    known = await learned.all_learned(client)
     for each in facts.devices:
         if device in {"", each.uuid, str(each.index)}:
-            for line in _device(each, [r for r in held if each.uuid in r.devices]):
+            there = [r for r in held if each.uuid in r.devices]
+            for line in (*_device(each, there), *_measured(known, each, there)):
                 yield line
     for message in (await client.read_stream(EVENTS_STREAM, client.subjects.node_event(facts.node)))[-10:]:
         yield f"  {events.line(message.subject, json.loads(message.body)).plain}"
@@ -216,6 +219,10 @@ def _device(device: DeviceFacts, held: list[Reservation]) -> Iterator[str]:
     for name, judged in device.classes.items():
         slack = "no slack known" if judged.slack_us is None else f"slack {format_us(judged.slack_us)}"
         yield f"    class {name}: {judged.standing}, {slack}{f': {judged.reason}' if judged.reason else ''}"
+
+
+def _measured(known: Learned, device: DeviceFacts, held: list[Reservation]) -> Iterator[str]:
+    yield from (f"    measured: {line}" for line in learned.numbers(known, device, held))
 
 
 def _share(micro: int) -> str:

@@ -40,6 +40,7 @@ CONTRACT = (
     messages.TaskBatch,
     messages.DeadlineEvent,
     messages.NodeDeadlines,
+    messages.LearnedProfile,
     messages.NodeMetrics,
     messages.NodeEvent,
     messages.NodeFacts,

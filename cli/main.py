@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import NoReturn
 
-from cli import defragment, events, explain, keys, ledger, nodes, place, release, resize, status, up
+from cli import defragment, events, explain, keys, learned, ledger, nodes, place, release, resize, status, up
 from cli.demo import command as demo
 from cli.output import CommandError, Exit, Output
 from cli.simulate import command as simulate
@@ -22,6 +22,7 @@ COMMANDS = {
     "events": events,
     "status": status,
     "explain": explain,
+    "learned": learned,
     "ledger": ledger,
     "keys": keys,
     "simulate": simulate,

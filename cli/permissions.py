@@ -14,7 +14,7 @@ from typing import Literal
 
 from shared.settings import ServiceSettings
 from shared.streams import bucket_stream, named, wanted
-from shared.subjects import DEADLINES, EVENTS_STREAM, LEDGER, NODES, PLACE_STREAM, encode
+from shared.subjects import DEADLINES, EVENTS_STREAM, LEARNED, LEDGER, NODES, PLACE_STREAM, encode
 
 CORE, MONITORS, CLIENTS = "LAXITY", "LAXITY_NODES", "LAXITY_CLIENTS"
 """The accounts: services and streams; monitors; clients."""
@@ -66,12 +66,13 @@ class Rules:
 
     def node_list(self) -> User:
         events = (f"{self.prefix}.events.node.>", f"{self.prefix}.events.list.>")
-        says = (*events, self._key(NODES), *self._reads(NODES, LEDGER, DEADLINES, EVENTS_STREAM))
+        reads = self._reads(NODES, LEDGER, DEADLINES, LEARNED, EVENTS_STREAM)
+        says = (*events, self._key(NODES), self._key(LEARNED), *reads)
         hears = (f"{self.prefix}.nodes", f"{self.prefix}.metrics.*")
         return self._service("node-list", "keeps the list of nodes", says, hears)
 
     def placer(self) -> User:
-        says = (f"{self.prefix}.events.place.>", self._key(LEDGER), *self._reads(LEDGER, NODES))
+        says = (f"{self.prefix}.events.place.>", self._key(LEDGER), *self._reads(LEDGER, NODES, LEARNED))
         says = (*says, *self._works(PLACE_STREAM, "placer"), *self._makes_streams())
         asked = ("place", "confirm", "resize", "defragment", "gone", "release")
         hears = tuple(f"{self.prefix}.{word}" for word in asked)
@@ -89,13 +90,14 @@ class Rules:
     # --- everybody else ---
 
     def operator(self) -> User:
-        """Whoever runs the cluster: everything that is read, streams, moves, lost nodes, and the ledger's identity."""
+        """Whoever runs the cluster: all that is read, streams, moves, lost nodes, the ledger's identity, forgetting."""
         words = (f"{self.prefix}.defragment", f"{self.prefix}.gone")
-        own = (*words, f"$KV.{named(LEDGER, self.prefix)}.ledger", "$SRV.>", "$JS.>")
+        keys = (f"$KV.{named(LEDGER, self.prefix)}.ledger", f"$KV.{named(LEARNED, self.prefix)}.profile.>")
+        own = (*words, *keys, "$SRV.>", "$JS.>")
         says = (*self._asks(), *own, self._inbox(OPERATOR))
         about = (
-            "runs the cluster: reads all, moves containers, says that a node is gone, accepts a ledger;"
-            " makes, deletes and restores streams"
+            "runs the cluster: reads all, moves containers, says that a node is gone, accepts a ledger,"
+            " has learned times forgotten; makes, deletes and restores streams"
         )
         return User(OPERATOR, CORE, about, says, (f"{self.prefix}.>", self._inbox(OPERATOR)))
 

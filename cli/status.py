@@ -16,7 +16,7 @@ from cli.client import Client
 from cli.output import CommandError, Exit, Output, clock_time, table
 from shared.messages import Lease, LedgerIdentity, NodeFacts, RequestRecord
 from shared.streams import bucket_stream
-from shared.subjects import DEADLINES, EVENTS_STREAM, LEDGER, NODES, PLACE_STREAM, lease_key
+from shared.subjects import DEADLINES, EVENTS_STREAM, LEARNED, LEDGER, NODES, PLACE_STREAM, lease_key
 
 HELP = "show services, ledger, leader, streams and alarms"
 SERVICES = ("placer", "node-list", "deadline-tracker", "monitor")
@@ -82,7 +82,7 @@ async def _nodes(client: Client) -> dict[str, int]:
 
 
 async def _streams(client: Client) -> list[dict[str, Any]]:
-    buckets = [bucket_stream(name, client.subjects.prefix) for name in (LEDGER, NODES, DEADLINES)]
+    buckets = [bucket_stream(name, client.subjects.prefix) for name in (LEDGER, NODES, DEADLINES, LEARNED)]
     made = []
     for name in (EVENTS_STREAM, PLACE_STREAM, *buckets):
         info = await client.stream_info(name)

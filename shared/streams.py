@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.settings import ServiceSettings
-from shared.subjects import DEADLINES, EVENTS_STREAM, LEDGER, NODES, PLACE_STREAM
+from shared.subjects import DEADLINES, EVENTS_STREAM, LEARNED, LEDGER, NODES, PLACE_STREAM
 
 _SECOND_NS = 1_000_000_000
 _MIB = 1024 * 1024
@@ -40,7 +40,8 @@ def bucket_stream(bucket: str, prefix: str) -> str:
 
 def wanted(settings: ServiceSettings) -> tuple[StreamSpec, ...]:
     """Every stream and bucket of the cluster."""
-    return (_events(settings), _place(settings), *(_bucket(name, settings) for name in (LEDGER, NODES, DEADLINES)))
+    buckets = (LEDGER, NODES, DEADLINES, LEARNED)
+    return (_events(settings), _place(settings), *(_bucket(name, settings) for name in buckets))
 
 
 def _stream(name: str, subject: str, settings: ServiceSettings, **config: Any) -> StreamSpec:

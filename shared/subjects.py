@@ -23,6 +23,7 @@ _ESCAPE = re.compile(rb"=([0-9A-F]{2})")
 
 EVENTS_STREAM = "RT_EVENTS"
 PLACE_STREAM = "RT_PLACE"
+LEARNED = "rt_learned"
 LEDGER = "rt_ledger"
 NODES = "rt_nodes"
 DEADLINES = "rt_deadlines"
@@ -136,6 +137,11 @@ def node_key(node: str) -> str:
 def request_key(request_id: str) -> str:
     """Key of a request's record in the ledger."""
     return f"request.{encode(request_id, 'request_id')}"
+
+
+def profile_key(profile: str, model: str, regime: str) -> str:
+    """Key of what was learned of a profile on one type of device, in rt_learned."""
+    return f"profile.{encode(profile, 'profile')}.{encode(model, 'model')}.{encode(regime, 'regime')}"
 
 
 def lease_key(holder: str) -> str:

@@ -142,6 +142,7 @@ class Core:
 
         judge = Judge(batch, [self._learn(node, info, seq) for info in batch.rings], self.counters, say)
         judge.rows()
+        judge.time()
         # judge.matched.columns(): the tasks that were decided or ended here, for who computes over many of them
         if judge.rings_closed or len(node.rings) + len(node.records) != known:
             self._forget_old(node)

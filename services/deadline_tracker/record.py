@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
+from services.deadline_tracker.timing import Timing
 from shared.deadlines import Outcome, SlidingWindow, Standing, guarantee_ratio, standing, wilson
 from shared.messages import ContainerRecord, DeadlineEvent, RingInfo
 
@@ -31,6 +32,7 @@ class Record:
     replica: int | None = None
     generation: int | None = None
     counted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    times: Timing = field(default_factory=Timing)
     warned: bool = False
     """Said to be at risk, and not recovered since."""
     asks_anew: bool = False
@@ -173,6 +175,8 @@ class Record:
             m_of_k=self.constraint,
             distance_to_failure=self.distance_to_failure,
             **self.counts,
+            timed=self.times.count,
+            newest_us=self.times.newest_us,
         )
 
     def dump(self) -> dict[str, Any]:
@@ -184,6 +188,7 @@ class Record:
             "warned": self.warned,
             "asks_anew": self.asks_anew,
             "m_of_k": None if self.newest is None else [self.least_met, self.newest.dump()],
+            "times": self.times.dump(),
             "touched": self.touched_seq,
             "unsaid": [[name, seq, event.model_dump(exclude_unset=True)] for name, (seq, event) in self.unsaid.items()],
         }
@@ -192,6 +197,7 @@ class Record:
     def load(cls, container: str, state: dict[str, Any]) -> Self:
         record = cls(container, state["guarantee"], SlidingWindow.load(state["window"]), *state["of"])
         record.counts.update(state["counts"])
+        record.times = Timing.load(state.get("times", ()))
         record.warned, record.touched_seq = state["warned"], state["touched"]
         record.asks_anew = state.get("asks_anew", False)
         if (firm := state.get("m_of_k")) is not None:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from services.node_list.answers import answer
 from services.node_list.hysteresis import Hysteresis
+from services.node_list.learning import Learning
 from services.node_list.lists import Lists, Plan
 from services.node_list.liveness import Liveness
 from services.node_list.nodes import NodeView, Policy
@@ -86,6 +87,7 @@ class Core:
         self.nodes: dict[str, NodeView] = {}
         self.lists = Lists(wanted.name for wanted in policy.classes)
         self.hysteresis = Hysteresis(policy.tight_ratio, policy.return_ratio, policy.return_us)
+        self.learning = Learning(holder, policy.foreign_context_micro)
         self.counters: Counter[str] = Counter()
         self._unwritten: OrderedDict[str, None] = OrderedDict()
         """Nodes whose facts may differ from what rt_nodes has."""
@@ -101,6 +103,12 @@ class Core:
         self._stopping = False
 
     def handle(self, event: object, now_us: int) -> list[Effect]:
+        said = self.learning.handle(event, now_us)
+        for view in self.learning.concerned(self.nodes.values(), self.policy.classes, now_us):
+            self._rejudge(view, now_us)
+        return [*said, *self._handle(event, now_us)]
+
+    def _handle(self, event: object, now_us: int) -> list[Effect]:
         match event:
             case Received(message=NodeMetrics() as metrics, subject=subject, wall_us=wall_us):
                 if subject == self.subjects.metrics(metrics.node):
@@ -160,8 +168,11 @@ class Core:
         if change.bucket == LEDGER:
             view.residents = NodeReservations.trusted(change.value).reservations if change.value else ()
             self._rejudge(view, now_us)
-        elif change.value and view.records(NodeDeadlines.trusted(change.value).containers):
-            self._rejudge(view, now_us)
+        elif change.value:
+            records = NodeDeadlines.trusted(change.value).containers
+            self.learning.heard(view, records)
+            if view.records(records):
+                self._rejudge(view, now_us)
 
     def _published(self, change: KeyChanged, now_us: int, *, watched: bool) -> None:
         """rt_nodes has it. The lists take it from the watch alone, which brings whole writes in their order."""
@@ -248,7 +259,7 @@ class Core:
     def _rejudge(self, view: NodeView, now_us: int) -> None:
         """Recomputes one node's devices; what differs from rt_nodes is for the next write."""
         view.note_changes(self._wall_us)
-        found = view.judge_devices(self.policy)
+        found = view.judge_devices(self.policy, self.learning.learned)
         standings = {uuid: self._settled((view.name, uuid), by_class, now_us) for uuid, by_class in found.items()}
         for uuid in view.standings.keys() - standings.keys():
             self.hysteresis.forget((view.name, uuid))

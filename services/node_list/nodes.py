@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from services.node_list.liveness import ALIVE, Liveness
-from services.node_list.standing import ClassTask, excluded, judge
+from services.node_list.standing import ClassTask, by_measure, excluded, judge
+from shared.admission import Learned
 from shared.messages import (
     ClassStanding,
     ContainerRecord,
@@ -155,15 +156,15 @@ class NodeView:
         self.events.append(event)
         self.dirty = True
 
-    def judge_devices(self, policy: Policy) -> dict[str, dict[str, ClassStanding]]:
+    def judge_devices(self, policy: Policy, learned: Learned) -> dict[str, dict[str, ClassStanding]]:
         """The standing of each device in each class, as things are now."""
         live = {(r.request_id, r.replica, r.generation) for r in self.residents}
         self.warned = {of: warned for of, warned in self.warned.items() if of in live}
         self.judged = {of: judged for of, judged in self.judged.items() if of in live}
         devices = self.metrics.devices if self.metrics else ()
-        return {d.uuid: {c.name: self._judge(d, c, policy) for c in policy.classes} for d in devices}
+        return {d.uuid: {c.name: self._judge(d, c, policy, learned) for c in policy.classes} for d in devices}
 
-    def _judge(self, device: DeviceMetrics, wanted: ClassTask, policy: Policy) -> ClassStanding:
+    def _judge(self, device: DeviceMetrics, wanted: ClassTask, policy: Policy, learned: Learned) -> ClassStanding:
         if self.liveness.state not in ALIVE:
             return excluded(f"node {self.liveness.state}: {self.liveness.reason}")
         if self.liveness.state == NodeState.JOINED:
@@ -172,7 +173,9 @@ class NodeView:
             return excluded(f"device not healthy: {device.reason}")
         residents = [r for r in self.residents if device.uuid in r.devices]
         at_risk = [r.request_id for r in residents if self.warned.get((r.request_id, r.replica, r.generation))]
-        return judge(device, wanted, residents, at_risk, self._foreign(device, policy), policy.tight_ratio)
+        foreign = self._foreign(device, policy)
+        standing = judge(device, wanted, residents, at_risk, foreign, policy.tight_ratio)
+        return standing if foreign else by_measure(standing, device, wanted, residents, learned)
 
     def _foreign(self, device: DeviceMetrics, policy: Policy) -> bool:
         """Whether foreign work is there, or was until lately: it comes and goes."""

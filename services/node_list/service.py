@@ -10,6 +10,7 @@ from services.node_list.settings import NodeListSettings
 from services.node_list.standing import ClassTask
 from shared.messages import (
     DeadlineEvent,
+    LearnedProfile,
     ListDelta,
     ListsRecord,
     NodeEvent,
@@ -20,7 +21,7 @@ from shared.messages import (
     PlaceReply,
 )
 from shared.service import Every, Listen, Publishes, Service, run
-from shared.subjects import DEADLINES, EVENTS_STREAM, LEDGER, NODES, Subjects
+from shared.subjects import DEADLINES, EVENTS_STREAM, LEARNED, LEDGER, NODES, Subjects
 
 TICK_US = 250_000
 
@@ -31,6 +32,7 @@ SERVICE = Service(
         Listen(NODES, "watch", about="what is published, and the writer's lease"),
         Listen(LEDGER, "watch", about="the reservations on each device"),
         Listen(DEADLINES, "watch", about="containers that are at risk, as the tracker last wrote them"),
+        Listen(LEARNED, "watch", about="what was learned of response times, and the lease of who learns"),
         Listen("metrics.*", "core", NodeMetrics, about="heartbeats; their local receive time is what counts"),
         Listen("events.deadline.>", "stream", DeadlineEvent, about="warnings, as they come", stream=EVENTS_STREAM),
         Listen(
@@ -51,6 +53,9 @@ SERVICE = Service(
     ),
     publishes=(
         Publishes(NODES, "kv", NodeFacts, "a node's capacity, state and standings; by the holder of the lease alone"),
+        Publishes(
+            LEARNED, "kv", LearnedProfile, "response times of a profile; by the holder of the bucket's lease alone"
+        ),
         Publishes("events.node.<node>", "event", NodeEvent, "joined, ready, degraded, unreachable, lost, device_lost"),
         Publishes(NODES, "kv", ListsRecord, "how far the lists have come; by the holder of the lease alone"),
         Publishes("events.list.<class>", "event", ListDelta, "what one write changed in the list of a class"),
@@ -62,7 +67,14 @@ SERVICE = Service(
 
 def policy(settings: NodeListSettings) -> Policy:
     classes = tuple(
-        ClassTask(one.name, one.deadline_us, one.runtime_us, one.period_us or one.deadline_us)
+        ClassTask(
+            name=one.name,
+            deadline_us=one.deadline_us,
+            runtime_us=one.runtime_us,
+            period_us=one.period_us or one.deadline_us,
+            profile=one.profile or one.name,
+            guarantee=one.guarantee,
+        )
         for one in settings.classes
     )
     return Policy(

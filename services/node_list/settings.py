@@ -19,6 +19,10 @@ class DeadlineClass(BaseModel):
     runtime_us: int = Field(gt=0)
     period_us: int | None = Field(default=None, gt=0)
     """The deadline where absent."""
+    profile: str | None = None
+    """The profile whose measured times judge the class, where they say enough; its name where absent."""
+    guarantee: float = Field(default=0.99, gt=0, lt=1)
+    """What the measured times have to promise."""
 
 
 class NodeListSettings(ServiceSettings):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from shared.admission import RtTask, Sharing, admit_kind, hard_guarantee
+from shared.admission import DeviceType, Learned, RtTask, Sharing, Tenant, Verdict, admit_kind, hard_guarantee
 from shared.messages import (
     SHARE_WHOLE_MICRO,
     ClassStanding,
@@ -26,6 +26,9 @@ class ClassTask:
     deadline_us: int
     runtime_us: int
     period_us: int
+    profile: str = ""
+    """What was learned of it judges the class, too; "" is nothing."""
+    guarantee: float = 0.99
 
     def task(self, regime: Regime) -> RtTask:
         gate = regime == Regime.GATED
@@ -85,3 +88,58 @@ def resident_tasks(residents: Sequence[Reservation]) -> tuple[list[RtTask], int]
     declared = [RtTask.of(f"{r.request_id}/{r.replica}", r.realtime) for r in residents if r.realtime]
     tasks = [task for task in declared if task]
     return tasks, len(residents) - len(tasks)
+
+
+# ------------------------------------------------------------------------------------- by what was learned
+
+
+_DECLARED = frozenset({DeviceStanding.GUARANTEED, DeviceStanding.TIGHT, DeviceStanding.FULL})
+
+
+def by_measure(
+    declared: ClassStanding,
+    device: DeviceMetrics,
+    wanted: ClassTask,
+    residents: Sequence[Reservation],
+    learned: Learned,
+) -> ClassStanding:
+    """The standing that declarations give, or the one that measured response times give where they say enough.
+
+    What was measured beats what was declared, but to a hard resident only a sound test can promise anything.
+    """
+    of_type = DeviceType(device.model, device.regime)
+    if declared.standing not in _DECLARED or not wanted.profile or not learned.knows(of_type):
+        return declared
+    verdict = _measured(learned, learned.version, of_type, wanted, tuple(residents))
+    if verdict is None:
+        return declared
+    if not verdict.admitted:
+        return ClassStanding(standing=DeviceStanding.FULL, slack_us=verdict.slack_us, reason=verdict.reason)
+    if declared.standing == DeviceStanding.GUARANTEED:
+        return declared
+    if declared.standing == DeviceStanding.FULL and any(each.kind is Kind.HARD for each in residents):
+        return declared
+    return ClassStanding(standing=DeviceStanding.TIGHT, slack_us=verdict.slack_us, reason=verdict.reason)
+
+
+@lru_cache(maxsize=1 << 14)
+def _measured(
+    learned: Learned,
+    version: int,  # noqa: ARG001  # what it is remembered by
+    device: DeviceType,
+    wanted: ClassTask,
+    residents: tuple[Reservation, ...],
+) -> Verdict | None:
+    tenants = [tenant_of(resident) for resident in residents]
+    newcomer = Tenant(f"class {wanted.name}", wanted.profile, wanted.deadline_us, wanted.guarantee)
+    known = [tenant for tenant in tenants if tenant]
+    return learned.admit(device, known, newcomer) if len(known) == len(tenants) else None
+
+
+def tenant_of(resident: Reservation) -> Tenant | None:
+    """None where nothing can be learned of it. Only to a firm one something is promised by what was measured."""
+    timing = resident.realtime
+    if timing is None or timing.profile is None:
+        return None
+    deadline_us = timing.deadline_us if timing.kind is Kind.FIRM else None
+    return Tenant(f"{resident.request_id}/{resident.replica}", timing.profile, deadline_us, timing.guarantee)

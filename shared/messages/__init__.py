@@ -2,6 +2,7 @@
 
 from shared.deadlines import Standing
 from shared.messages.base import MAX_BODY_BYTES, Message
+from shared.messages.learned import LearnedProfile, LearnedTimes
 from shared.messages.ledger import (
     SHARE_WHOLE_MICRO,
     ContainerLabels,
@@ -97,6 +98,8 @@ __all__ = [
     "GoneRequest",
     "Gpu",
     "Kind",
+    "LearnedProfile",
+    "LearnedTimes",
     "Lease",
     "LedgerIdentity",
     "ListChange",

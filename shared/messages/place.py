@@ -86,6 +86,8 @@ class Realtime(Message):
     gate: bool = False
     window: tuple[int, int] | None = None
     """(m, k): at least m of any k consecutive tasks."""
+    profile: Name | None = None
+    """What is learned of its times is learned for all that name it; the image and the runtime where absent."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

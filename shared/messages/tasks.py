@@ -117,6 +117,10 @@ class ContainerRecord(Message):
     request_id: str | None = None
     replica: int | None = None
     generation: int | None = None
+    timed: int = 0
+    """How many response times were put into `newest_us` so far."""
+    newest_us: tuple[int | None, ...] = ()
+    """The newest response times, the last one last; None of a task that was overdue and never ended."""
     guarantee: float
     met: int
     missed: int

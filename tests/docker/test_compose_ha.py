@@ -33,7 +33,7 @@ TWO_OF_EACH = {
     "placer": ("rt_ledger", "lease.leader"),
 }
 """Where the lease of the active one lies."""
-STREAMS = ("RT_EVENTS", "RT_PLACE", "KV_rt_ledger", "KV_rt_nodes", "KV_rt_deadlines")
+STREAMS = ("RT_EVENTS", "RT_PLACE", "KV_rt_ledger", "KV_rt_nodes", "KV_rt_deadlines", "KV_rt_learned")
 BODY = {"command": ["serve"], "candidates": ["fake-1"], "queue": True}
 PATIENCE_S = 90.0
 """Far beyond any election: only a cluster that never comes back fails by it."""

@@ -262,6 +262,7 @@ FORGED = [
     ("operator", "$KV.rt_ledger.request.forged", "ledger"),
     *[(name, "$KV.rt_nodes.node.forged", "node list") for name in ("client", ELSE, "placer", "deadline-tracker")],
     *[(name, "$KV.rt_deadlines.node.forged", "records") for name in ("client", ELSE, "placer", "node-list")],
+    *[(name, "$KV.rt_learned.profile.forged", "times") for name in ("client", ELSE, "placer", "deadline-tracker")],
     *[(name, "rt.place", "placing") for name in (ELSE, "placer", "node-list", "deadline-tracker")],
 ]
 
@@ -281,7 +282,7 @@ async def test_a_forged_message_reaches_nobody(outside: Outside, name: str, subj
     await settled(forger)
     await settled(operator)
     assert ({subject.lower()}, []) == (said("publish", outside.refused), heard)
-    for bucket in ("rt_ledger", "rt_nodes", "rt_deadlines"):
+    for bucket in ("rt_ledger", "rt_nodes", "rt_deadlines", "rt_learned"):
         assert set() == {key for key in await keys_of(operator, bucket) if "forged" in key}
 
 

@@ -25,6 +25,24 @@ def test_P23_the_ledger_holds_exactly_what_the_decision_took(share: float) -> No
     assert held.share_micro == round(share * 1_000_000)
 
 
+@pytest.mark.parametrize(
+    ("image", "profile", "expected"),
+    [
+        ("registry/detector:3", None, "registry/detector:3 12"),
+        ("registry/detector:3", "detector", "detector"),
+        (None, None, None),
+        ("x" * 300, None, None),
+    ],
+)
+def test_times_are_learned_under_the_declared_profile_or_else_under_the_image_and_the_runtime(
+    image: str | None, profile: str | None, expected: str | None
+) -> None:
+    timing = Realtime(deadline_us=50, runtime_us=12, profile=profile)
+    request = PlaceRequest(request_id="q", image=image, command=("x",), gpu=Gpu(), realtime=timing)
+    held = Demand.of(request).reservation("q", 0, 1, ("g",))
+    assert held.realtime == timing.model_copy(update={"profile": expected})
+
+
 def test_P21_a_member_that_was_restarted_counts_once_in_what_is_used() -> None:
     world = World()
     world.add_node("n1", devices=2)

@@ -84,6 +84,7 @@ def test_every_stream_of_a_cluster_stands_under_its_prefix() -> None:
         bucket_stream("rt_ledger", "x"): ["$KV.x_ledger.>"],
         bucket_stream("rt_nodes", "x"): ["$KV.x_nodes.>"],
         bucket_stream("rt_deadlines", "x"): ["$KV.x_deadlines.>"],
+        bucket_stream("rt_learned", "x"): ["$KV.x_learned.>"],
     } == specs
 
 

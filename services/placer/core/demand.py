@@ -7,7 +7,8 @@ from functools import cached_property, lru_cache
 
 from shared.admission import RtTask
 from shared.errors import FieldError
-from shared.messages import Kind, PlaceRequest, Reservation
+from shared.messages import Kind, PlaceRequest, Realtime, Reservation
+from shared.subjects import MAX_NAME_BYTES
 from shared.units import UnitError, share_micro
 
 NEWCOMER = "this request"
@@ -54,6 +55,15 @@ class Demand:
         """The same task without its name, as one that is there already is counted."""
         return replace(self.task, name="") if self.task else None
 
+    @cached_property
+    def realtime(self) -> Realtime | None:
+        """What it declares, with the name under which its times are learned: one of its image, if it has none."""
+        declared = self.request.realtime
+        if declared is None or declared.profile or not self.request.image:
+            return declared
+        name = f"{self.request.image} {declared.runtime_us or ''}".strip()
+        return declared.model_copy(update={"profile": name}) if len(name.encode()) <= MAX_NAME_BYTES else declared
+
     def reservation(self, request_id: str, replica: int, generation: int, devices: tuple[str, ...]) -> Reservation:
         """What the ledger holds for one replica that was given these devices."""
         return Reservation(
@@ -65,7 +75,7 @@ class Demand:
             device_memory_mib=self.device_memory_mib,
             cpu_milli=self.cpu_milli,
             memory_mib=self.memory_mib,
-            realtime=self.request.realtime,
+            realtime=self.realtime,
             priority=self.request.priority,
         )
 
