@@ -35,7 +35,7 @@ def stored(msg: Msg) -> tuple[StoredMsg, int]:
     """A message of a consumer, and its consumer sequence; both from its acknowledgement subject."""
     tokens = msg.reply.split(".")
     at = 4 if len(tokens) == 9 else 6  # with a domain and account there are two more in front
-    delivered, seq, consumer_seq, at_ns, pending = (int(token) for token in tokens[at : at + 5])
+    delivered, seq, consumer_seq, at_ns, pending = map(int, tokens[at : at + 5])
     return (
         StoredMsg(msg.subject, msg.body, seq, msg.headers, at_ns // 1000, delivered, pending, msg.reply),
         consumer_seq,

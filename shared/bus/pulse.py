@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Self
 
 HEARTBEAT_S = 1
 """How often the server says that it has nothing to say."""
@@ -29,15 +28,16 @@ class Pulse:
         """Something came."""
         self._words += 1
 
-    @contextmanager
-    def handling(self) -> Iterator[None]:
-        """While a message is handled nothing else can be heard, and that is no silence."""
+    def handling(self) -> Self:
+        """While a message is handled nothing else can be heard, and that is no silence: ``with pulse.handling()``."""
+        return self
+
+    def __enter__(self) -> None:
         self._busy = True
-        try:
-            yield
-        finally:
-            self._busy = False
-            self._words += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._busy = False
+        self._words += 1
 
     def end(self, why: str) -> None:
         """It is over; the first reason counts."""
