@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.deadline_tracker.record import OpenTask, Record, Ring
+from services.deadline_tracker.suspects import MatchedTask, Suspects
 from shared.deadlines import Outcome, SlidingWindow, tardiness_us, verdict
 from shared.effects import (
     Commit,
@@ -32,7 +33,7 @@ from shared.effects import (
 from shared.errors import FieldError
 from shared.lease import Tenure
 from shared.messages import DeadlineEvent, NodeDeadlines, RingInfo, TaskBatch, TaskEventKind
-from shared.subjects import DEADLINES, Subjects, decode, lease_key, node_key
+from shared.subjects import DEADLINES, LEDGER, NODES, Subjects, decode, lease_key, node_key
 
 LEASE = lease_key("deadline-tracker")
 CHECKPOINT_US = 1_000_000
@@ -62,6 +63,12 @@ class Node:
     @property
     def unsaid(self) -> int:
         return sum(len(record.unsaid) for record in self.records.values())
+
+    def running(self) -> Iterator[tuple[str, int, int]]:
+        """Container, begin and deadline of each open task."""
+        for ring in self.rings.values():
+            for task in ring.open.values():
+                yield ring.container, task.begin_us, task.deadline_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +107,8 @@ class Core:
         self.nodes: dict[str, Node] = {}
         self.counters: Counter[str] = Counter()
         self.lease = Tenure(LEASE, holder, lease_us)
+        self.suspects = Suspects(subjects)
+        self._matched: list[MatchedTask] = []
         self._writing: tuple[int, list[Node]] | None = None
         self._commit = 0
         self._written_us: int | None = None
@@ -118,12 +127,15 @@ class Core:
                 self._was_said(verdict, headers.get("ce-id", ""), seq)
             case Tick(wall_us=wall_us):
                 self._wall_us = wall_us
+                self.suspects.tick()
                 return self._write(now_us)
             case CommitDone() as done:
                 return self._committed(done, now_us)
             case KeyChanged(bucket=bucket) as change if bucket == DEADLINES:
                 self._heard(change, now_us)
-            case WatchReplayed(keys=keys):
+            case KeyChanged(bucket=bucket, key=key, value=value) if bucket in (LEDGER, NODES):
+                self.suspects.heard(bucket, key, value)
+            case WatchReplayed(bucket=bucket, keys=keys) if bucket == DEADLINES:
                 self._replayed = True
                 if LEASE not in keys:
                     self.lease.absent()
@@ -164,12 +176,13 @@ class Core:
         for info in batch.rings:
             self._learn(node, info, seq)
         effects: list[Effect] = []
+        self._matched.clear()
         for row in rows:
             ring = node.rings[row.ring]
             effects += self._row(Case(node, batch, ring, node.records[ring.container], row))
         self._forget_old(node)
         node.early = {event_id: at for event_id, at in node.early.items() if at > seq}
-        return effects
+        return self.suspects.explained(batch, self._matched, effects, node.running)
 
     def _another_stream(self) -> None:
         """The stream was lost and made anew: its sequences begin again, and what it holds is new to all."""
@@ -220,6 +233,7 @@ class Core:
             self.counters["ends_without_begin"] += 1
             return []
         outcome = verdict(task.begin_us, row.stamp_us, task.deadline_us)
+        self._matched.append((row.ring, row.begin_seq, task.begin_us, row.stamp_us, task.deadline_us))
         if task.overdue:
             case.record.counts["late_record"] += outcome == Outcome.MET
             return []
@@ -232,6 +246,7 @@ class Core:
             self.counters["records_again"] += 1
             return []
         task.overdue = True
+        self._matched.append((case.row.ring, case.row.seq, task.begin_us, None, task.deadline_us))
         return self._judge(case, case.row.seq, task, Outcome.MISSED, None)
 
     def _without_end(self, case: Case) -> None:

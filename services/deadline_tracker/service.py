@@ -8,7 +8,7 @@ from services.deadline_tracker.core import Core
 from services.deadline_tracker.settings import TrackerSettings
 from shared.messages import DeadlineEvent, NodeDeadlines, TaskBatch
 from shared.service import Every, Listen, Publishes, Service, run
-from shared.subjects import DEADLINES, EVENTS_STREAM, Subjects
+from shared.subjects import DEADLINES, EVENTS_STREAM, LEDGER, NODES, Subjects
 
 TICK_US = 250_000
 
@@ -17,6 +17,8 @@ SERVICE = Service(
     about="Turns task events into verdicts, guarantee ratios with bounds, and warnings; it judges no time itself.",
     listens=(
         Listen(DEADLINES, "watch", about="the checkpoints, read at start, and the lease"),
+        Listen(LEDGER, "watch", about="who shares a device, and what they declared: for the causes of misses"),
+        Listen(NODES, "watch", about="how devices are shared, and whether they are well: for the causes of misses"),
         Listen(
             "events.task.>",
             "stream",
