@@ -61,6 +61,7 @@ class World:
             runtime_us=task.runtime_us,
             kind=task.kind,
             host_us=task.host_us,
+            segments=task.segments,
             gate=task.gate,
         )
         self._held.append(_reservation(container.name, realtime))
@@ -84,11 +85,11 @@ class World:
         rows: dict[str, list[Row]] = {name: [] for name in self._rings}
         for event in self.device.advance(now_us):
             rows[event.job.container].append(self._row(event.job, event.what, event.at_us))
-        piles = Piles()
-        for name, own in rows.items():
+        piles, due = Piles(), now_us % TICK_US == 0
+        for name, own in rows.items():  # one that has nothing to tell may still have become overdue
             ring, head = self._rings[name], self._seqs[name]
             piles.add(ring.info, ring.take(RingRows(ring.info, tuple(own), taken=head, head=head), now_us), 0)
-        for pile in piles.take():
+        for pile in piles.take() if piles or due else ():
             self._batches += 1
             batch = TaskBatch(
                 node=NODE,
@@ -100,7 +101,7 @@ class World:
                 **pile.fields(),
             )
             self._do(Received(f"rt.events.task.{NODE}", batch, seq=self._batches))
-        if now_us % TICK_US == 0:
+        if due:
             self._do(Tick("", now_us))
 
     def _row(self, job: Job, what: What, at_us: int) -> Row:

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.deadline_tracker.kept import MatchedTask
 from services.deadline_tracker.record import OpenTask, Record, Ring
-from services.deadline_tracker.suspects import MatchedTask, Suspects
+from services.deadline_tracker.suspects import Suspects
 from shared.deadlines import Outcome, SlidingWindow, tardiness_us, verdict
 from shared.effects import (
     Commit,
@@ -107,7 +108,7 @@ class Core:
         self.nodes: dict[str, Node] = {}
         self.counters: Counter[str] = Counter()
         self.lease = Tenure(LEASE, holder, lease_us)
-        self.suspects = Suspects(subjects)
+        self.suspects = Suspects()
         self._matched: list[MatchedTask] = []
         self._writing: tuple[int, list[Node]] | None = None
         self._commit = 0
@@ -182,7 +183,17 @@ class Core:
             effects += self._row(Case(node, batch, ring, node.records[ring.container], row))
         self._forget_old(node)
         node.early = {event_id: at for event_id, at in node.early.items() if at > seq}
-        return self.suspects.explained(batch, self._matched, effects, node.running)
+        effects = self.suspects.explained(batch, self._matched, effects, node.running)
+        return [*effects, *self._noisy(node, batch)]
+
+    def _noisy(self, node: Node, batch: TaskBatch) -> Iterator[Publish]:
+        """Said by the holder of the lease alone, and not kept: who is noisy is found again."""
+        for container, cause in self.suspects.noisy(node.name, batch.watermark_us, node.running):
+            record = node.records.get(container)
+            if record is not None and self.lease.active:
+                event_id = f"{node.name}/{container}/{record.judged}/noisy/{cause.container}"
+                said = {"task": None, "deadline_us": None, "because": (cause,)}
+                yield self._publish(event_id, self._event(batch, record, "noisy", said))
 
     def _another_stream(self) -> None:
         """The stream was lost and made anew: its sequences begin again, and what it holds is new to all."""
@@ -276,7 +287,7 @@ class Core:
         """By the holder of the lease; kept until it is heard, unless it was heard before."""
         if case.node.early.pop(event_id, None) is not None:
             return []
-        event = self._event(case, kind, said)
+        event = self._event(case.batch, case.record, kind, said)
         case.record.unsaid[event_id] = (case.node.stream_seq, event)
         return [self._publish(event_id, event)] if self.lease.active else []
 
@@ -292,12 +303,11 @@ class Core:
         elif seq > node.stream_seq:
             node.early[event_id] = seq
 
-    def _event(self, case: Case, kind: str, said: dict[str, Any]) -> DeadlineEvent:
-        record, node = case.record, case.node.name
+    def _event(self, batch: TaskBatch, record: Record, kind: str, said: dict[str, Any]) -> DeadlineEvent:
         ratio, lower, upper = record.bounds
         return DeadlineEvent(
-            at_us=case.batch.at_us,
-            node=node,
+            at_us=batch.at_us,
+            node=batch.node,
             container=record.container,
             kind=kind,
             request_id=record.request_id,

@@ -1,148 +1,38 @@
-"""What is kept of each node to name who caused a miss: who shares which device, and its tasks of late; no verdicts."""
+"""Who disturbs whom: the causes of each miss, and noisy neighbours, from what batches matched and the keys of nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
-import numpy as np
-
-from services.deadline_tracker.culprits import Resident, Scene, causes
-from services.deadline_tracker.device_time import OPEN, Ints, Tasks
-from shared.admission import RtTask, Sharing
+from services.deadline_tracker.culprits import Scene, causes
+from services.deadline_tracker.device_time import OPEN
+from services.deadline_tracker.kept import Kept, MatchedTask, OpenTask, sane
+from services.deadline_tracker.neighbours import Found, Neighbours, beside
 from shared.effects import Effect, Publish
 from shared.errors import FieldError
-from shared.messages import (
-    Cause,
-    CauseKind,
-    DeadlineEvent,
-    Device,
-    NodeFacts,
-    NodeReservations,
-    Reservation,
-    RingInfo,
-    TaskBatch,
-)
-from shared.subjects import LEDGER, Subjects, decode
+from shared.messages import Cause, CauseKind, DeadlineEvent, Regime, TaskBatch
+from shared.subjects import LEDGER, decode
+from shared.units import format_us
 
-KEPT_TASKS: Final = 8_192
-"""Ended tasks kept per node, the newest."""
-MOST_CHUNKS: Final = 64
-KEPT_US: Final = 10_000_000
 MOST_CONTAINERS: Final = 4_096
 """Of one node; beyond it everything kept of the node is forgotten."""
 MOST_LOOKS: Final = 50
 """Misses explained between two ticks, of all nodes: each takes about a millisecond."""
+LOOK_US: Final = 250_000
+"""How often it is looked for noisy neighbours, in the node's own time."""
+RECENT_US: Final = 2_000_000
+"""How far back tasks matter for who was beside those that ended since the last look."""
 
-MatchedTask = tuple[str, int, int, int | None, int]
-"""Ring, sequence of the begin in it, begin, end (None: overdue and running), and the deadline relative to the begin."""
-Replica = tuple[str, int, int]
-"""Request id, replica, generation."""
 Times = dict[tuple[str | None, int | None], tuple[int, int | None]]
 """Begin and end of tasks, by ring and sequence of the begin."""
-OpenTask = tuple[str, int, int]
-"""Container, begin, and deadline relative to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """One device: how it is shared, why it is ill, and what those who reserved a part of it declared."""
-
-    sharing: Sharing
-    trouble: str | None
-    declared: dict[Replica, RtTask | None]
-
-
-@dataclass(slots=True)
-class Kept:
-    """Of one node. ``facts`` and ``reservations`` are what its keys have; ``places`` is None until these are read."""
-
-    facts: bytes | None = None
-    reservations: bytes | None = None
-    places: tuple[Place, ...] | None = None
-    codes: dict[str, int] = field(default_factory=dict)
-    """A number for each container, in the order in which they were seen."""
-    of: dict[str, Replica] = field(default_factory=dict)
-    first_us: list[int | None] = field(default_factory=list)
-    chunks: list[Ints] = field(default_factory=list)
-    """Container, begin, end, due: a row each, a column per ended task."""
-    since_us: int | None = None
-
-    def take(self, rings: Sequence[RingInfo], matched: Sequence[MatchedTask]) -> None:
-        """Keeps the tasks that ended."""
-        codes = {info.ring: self._code(info) for info in rings}
-        ended = [
-            (codes[ring], begin, end, begin + due)
-            for ring, _, begin, end, due in matched
-            if end and _sane(begin, end, due)
-        ]
-        if not ended:
-            return
-        rows = np.array(ended, np.int64).T
-        self.since_us = int(rows[1].min()) if self.since_us is None else self.since_us
-        for code in np.unique(rows[0]).tolist():
-            if self.first_us[code] is None:
-                self.first_us[code] = int(rows[1][rows[0] == code].min())
-        self.chunks.append(rows)
-        if len(self.chunks) > MOST_CHUNKS:
-            self.tasks()
-
-    def _code(self, info: RingInfo) -> int:
-        name = info.container
-        if name not in self.of and info.request_id is not None:
-            self.of[name] = (info.request_id, info.replica or 0, info.generation or 0)
-        if name not in self.codes:
-            self.codes[name] = len(self.codes)
-            self.first_us.append(None)
-        return self.codes[name]
-
-    def tasks(self) -> Ints:
-        """All that is kept, in one piece."""
-        rows = np.concatenate(self.chunks, axis=1) if self.chunks else np.empty((4, 0), np.int64)
-        if rows.size:
-            rows = rows[:, -KEPT_TASKS:]
-            rows = rows[:, rows[2] > rows[2].max() - KEPT_US]
-        self.chunks = [rows] if rows.size else []
-        return rows
-
-    def place_of(self, container: str) -> Place | None:
-        replica = self.of.get(container)
-        return next((place for place in self._places() if replica in place.declared), None)
-
-    def _places(self) -> tuple[Place, ...]:
-        if self.places is None:
-            self.places = _read(self.facts, self.reservations)
-        return self.places
-
-    def scene(self, place: Place, open_tasks: Sequence[OpenTask]) -> Scene:
-        """A device with those of its containers of which tasks are known."""
-        names = [name for name, replica in self.of.items() if replica in place.declared]
-        number = {name: at for at, name in enumerate(names)}
-        local = np.full(len(self.codes), -1)
-        local[[self.codes[name] for name in names]] = np.arange(len(names))
-        rows = self.tasks()
-        rows = np.vstack([local[rows[0]], rows[1:]])[:, local[rows[0]] >= 0]
-        open_tasks = [each for each in open_tasks if each[0] in number and _sane(each[1], each[1], each[2])]
-        begun = [(number[name], at, OPEN, at + due) for name, at, due in open_tasks]
-        rows = np.hstack([rows, np.array(begun, np.int64).reshape(-1, 4).T])
-        for code, at_us in ((self.codes[name], at) for name, at, _ in open_tasks):
-            if self.first_us[code] is None:
-                self.first_us[code] = at_us
-        residents = tuple(Resident(name, place.declared[self.of[name]], self._arrival_us(name)) for name in names)
-        return Scene(place.sharing, residents, Tasks(len(names), *rows).sorted(), place.trouble)
-
-    def _arrival_us(self, name: str) -> int | None:
-        """None for who was there when the node was first seen."""
-        first_us = self.first_us[self.codes[name]]
-        return first_us if first_us and self.since_us and first_us > self.since_us + KEPT_US // 10 else None
 
 
 class Suspects:
     """All nodes. Fed with what the ledger and rt_nodes say and with each batch's ended tasks; asked about misses."""
 
-    def __init__(self, subjects: Subjects) -> None:
-        self._subjects = subjects
+    def __init__(self) -> None:
         self._nodes: dict[str, Kept] = {}
         self._left = MOST_LOOKS
 
@@ -198,10 +88,25 @@ class Suspects:
             return effect
         begin_us, end_us = late
         at_us = batch.watermark_us if end_us is None else end_us
-        if not _sane(begin_us, at_us, 0):
+        if not sane(begin_us, at_us, 0):
             return effect
         because = self._because(kept, event.container, begin_us, at_us, running())
         return replace(effect, body=event.model_copy(update={"because": because}))
+
+    def noisy(
+        self, node: str, watermark_us: int, running: Callable[[], Iterable[OpenTask]]
+    ) -> Iterator[tuple[str, Cause]]:
+        """Containers that a neighbour is found to slow down by the tasks up to the watermark, and that neighbour."""
+        kept = self._kept(node)
+        since_us = kept.looked_us
+        if not since_us + LOOK_US <= watermark_us < OPEN:
+            return
+        kept.looked_us = watermark_us
+        shared = [place for place in kept.shared() if place.sharing.regime not in (Regime.EXCLUSIVE, Regime.MIG)]
+        open_tasks = list(running()) if shared else []
+        for place in shared:
+            look = kept.scene(place, open_tasks, watermark_us - RECENT_US)
+            yield from _found(kept.tests, look, since_us, watermark_us)
 
     def _because(
         self, kept: Kept, container: str, begin_us: int, at_us: int, running: Iterable[OpenTask]
@@ -219,27 +124,17 @@ class Suspects:
         return self._nodes.setdefault(node, Kept())
 
 
-def _read(facts: bytes | None, reservations: bytes | None) -> tuple[Place, ...]:
-    """Nothing where a key is not there or was not written by us."""
-    if facts is None or reservations is None:
-        return ()
-    try:
-        devices, held = NodeFacts.trusted(facts).devices, NodeReservations.trusted(reservations).reservations
-        return tuple(_place(device, held) for device in devices)
-    except (FieldError, ValueError):
-        return ()
+def _found(tests: dict[str, Neighbours], look: Scene, since_us: int, now_us: int) -> Iterator[tuple[str, Cause]]:
+    names = [resident.name for resident in look.residents]
+    declared = [resident.task for resident in look.residents]
+    for who, time_us, there in beside(look.sharing, declared, look.tasks, since_us, now_us):
+        test = tests.setdefault(names[who], Neighbours())
+        found = test.add(time_us, {names[other]: active for other, active in there.items()})
+        if found is not None:
+            yield names[who], _noise(found)
 
 
-def _place(device: Device, held: Iterable[Reservation]) -> Place:
-    own = [one for one in held if device.uuid in one.devices]
-    declared = {
-        (one.request_id, one.replica, one.generation): RtTask.of(one.request_id, one.realtime) if one.realtime else None
-        for one in own
-    }
-    sharing = Sharing(device.regime, device.slice_us, device.switch_us, device.handover_us or 0)
-    return Place(sharing, None if device.healthy else device.reason or "not healthy", declared)
-
-
-def _sane(begin_us: int, end_us: int, deadline_us: int) -> bool:
-    """Whether these can be the times of a task; what is no time at all was counted by whoever judged it."""
-    return 0 <= begin_us <= end_us < OPEN and 0 <= deadline_us < OPEN - begin_us
+def _noise(found: Found) -> Cause:
+    beside_us, without_us = round(found.beside_us), round(found.without_us)
+    text = f"{format_us(beside_us)} beside it, {format_us(without_us)} without it, medians of {found.tasks} tasks"
+    return Cause(cause=CauseKind.NOISY, container=found.neighbour, amount_us=beside_us - without_us, detail=text)
