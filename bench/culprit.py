@@ -106,14 +106,15 @@ def overruns(regime: Regime, number: int, chance: Random) -> Counter[str]:
 def _judged(missed: list[DeadlineEvent], culprit: str) -> Counter[str]:
     counts = Counter(injected=1, hurt=int(bool(missed)), misses=len(missed))
     for place, event in enumerate(missed):
-        answer = _answer(event, culprit)
-        counts[f"misses_{answer}"] += 1
+        said = answer(event, culprit)
+        counts[f"misses_{said}"] += 1
         if place == 0:
-            counts[answer] += 1
+            counts[said] += 1
     return counts
 
 
-def _answer(event: DeadlineEvent, culprit: str) -> str:
+def answer(event: DeadlineEvent, culprit: str) -> str:
+    """right, wrong or unknown: whether the first cause of a miss is this container's overrun."""
     first = event.because[0] if event.because else None
     if first is None or first.cause is CauseKind.UNKNOWN:
         return "unknown"

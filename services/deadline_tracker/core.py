@@ -183,7 +183,7 @@ class Core:
             effects += self._row(Case(node, batch, ring, node.records[ring.container], row))
         self._forget_old(node)
         node.early = {event_id: at for event_id, at in node.early.items() if at > seq}
-        effects = self.suspects.explained(batch, self._matched, effects, node.running)
+        effects = self.suspects.explained(batch, lambda: self._matched, effects, node.running)
         return [*effects, *self._noisy(node, batch)]
 
     def _noisy(self, node: Node, batch: TaskBatch) -> Iterator[Publish]:

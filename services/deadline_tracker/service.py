@@ -41,7 +41,7 @@ SERVICE = Service(
             "events.deadline.<node>.<container>",
             "event",
             DeadlineEvent,
-            "missed, at_risk, recovered; by the holder of the lease alone",
+            "missed with its causes, at_risk, recovered, noisy; by the holder of the lease alone",
         ),
         Publishes(
             DEADLINES,

@@ -56,7 +56,7 @@ class Suspects:
     def explained(
         self,
         batch: TaskBatch,
-        matched: Sequence[MatchedTask],
+        matched: Callable[[], Sequence[MatchedTask]],
         effects: Sequence[Effect],
         running: Callable[[], Iterable[OpenTask]],
     ) -> list[Effect]:
@@ -69,8 +69,9 @@ class Suspects:
             return list(effects)
         if len(kept.codes) > MOST_CONTAINERS:
             kept = self._nodes[batch.node] = Kept(kept.facts, kept.reservations)
-        kept.take(batch.rings, matched)
-        times: Times = {(ring, seq): (begin, end) for ring, seq, begin, end, _ in matched} if effects else {}
+        tasks = matched()
+        kept.take(batch.rings, tasks)
+        times: Times = {(ring, seq): (begin, end) for ring, seq, begin, end, _ in tasks} if effects else {}
         return [self._with_causes(kept, batch, effect, times, running) for effect in effects]
 
     def _with_causes(
