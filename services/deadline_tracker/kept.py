@@ -45,6 +45,8 @@ class Kept:
 
     facts: bytes | None = None
     reservations: bytes | None = None
+    boot_id: str = ""
+    """Whose stamps the tasks have."""
     places: tuple[Place, ...] | None = None
     codes: dict[str, int] = field(default_factory=dict)
     """A number for each container, in the order in which they were seen."""

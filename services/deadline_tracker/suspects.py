@@ -20,6 +20,8 @@ MOST_CONTAINERS: Final = 4_096
 """Of one node; beyond it everything kept of the node is forgotten."""
 MOST_LOOKS: Final = 50
 """Misses explained between two ticks, of all nodes: each takes about a millisecond."""
+MOST_NODES: Final = 25
+"""Looked at for noisy neighbours between two ticks: each takes a millisecond or two. Others are looked at later."""
 LOOK_US: Final = 250_000
 """How often it is looked for noisy neighbours, in the node's own time."""
 RECENT_US: Final = 2_000_000
@@ -35,6 +37,7 @@ class Suspects:
     def __init__(self) -> None:
         self._nodes: dict[str, Kept] = {}
         self._left = MOST_LOOKS
+        self._nodes_left = MOST_NODES
 
     def heard(self, bucket: str, key: str, value: bytes | None) -> None:
         """A key of the ledger or of rt_nodes; only those of nodes matter."""
@@ -52,6 +55,7 @@ class Suspects:
 
     def tick(self) -> None:
         self._left = MOST_LOOKS
+        self._nodes_left = MOST_NODES
 
     def explained(
         self,
@@ -67,8 +71,8 @@ class Suspects:
         kept = self._kept(batch.node)
         if kept.facts is None or kept.reservations is None:
             return list(effects)
-        if len(kept.codes) > MOST_CONTAINERS:
-            kept = self._nodes[batch.node] = Kept(kept.facts, kept.reservations)
+        if batch.boot_id != kept.boot_id or len(kept.codes) > MOST_CONTAINERS:  # another clock, or too much
+            kept = self._nodes[batch.node] = Kept(kept.facts, kept.reservations, boot_id=batch.boot_id)
         tasks = matched()
         kept.take(batch.rings, tasks)
         times: Times = {(ring, seq): (begin, end) for ring, seq, begin, end, _ in tasks} if effects else {}
@@ -100,14 +104,16 @@ class Suspects:
         """Containers that a neighbour is found to slow down by the tasks up to the watermark, and that neighbour."""
         kept = self._kept(node)
         since_us = kept.looked_us
-        if not since_us + LOOK_US <= watermark_us < OPEN:
+        if not since_us + LOOK_US <= watermark_us < OPEN or not self._nodes_left:
             return
         kept.looked_us = watermark_us
+        self._nodes_left -= 1
         shared = [place for place in kept.shared() if place.sharing.regime not in (Regime.EXCLUSIVE, Regime.MIG)]
         open_tasks = list(running()) if shared else []
         for place in shared:
             look = kept.scene(place, open_tasks, watermark_us - RECENT_US)
-            yield from _found(kept.tests, look, since_us, watermark_us)
+            if len(look.tasks):
+                yield from _found(kept.tests, look, since_us, watermark_us)
 
     def _because(
         self, kept: Kept, container: str, begin_us: int, at_us: int, running: Iterable[OpenTask]

@@ -7,8 +7,24 @@ import pytest
 
 from services.deadline_tracker.culprits import Resident, Scene, causes
 from services.deadline_tracker.device_time import OPEN, Tasks, Terms, device_time_us, slowdown_by_neighbour
+from services.deadline_tracker.suspects import MOST_LOOKS, Suspects
 from shared.admission import RtTask, Sharing
-from shared.messages import CauseKind, Kind, Regime
+from shared.effects import Publish
+from shared.messages import (
+    CauseKind,
+    DeadlineEvent,
+    DeviceFacts,
+    Kind,
+    NodeFacts,
+    NodeReservations,
+    NodeState,
+    Realtime,
+    Regime,
+    Reservation,
+    RingInfo,
+    TaskBatch,
+)
+from shared.subjects import LEDGER, NODES
 
 GATED = Sharing(Regime.GATED, handover_us=100)
 SLICED = Sharing(Regime.TIME_SLICED, slice_us=1_000, switch_us=0)
@@ -74,6 +90,74 @@ def test_nothing_is_learned_from_a_few_tasks() -> None:
 
 
 # --- causes ---
+
+
+def suspects(*devices: str) -> Suspects:
+    """One node; container c0 holds the first device."""
+    found = Suspects()
+    facts = [
+        DeviceFacts(uuid=d, index=0, model="m", regime=Regime.GATED, healthy=True, memory_mib=None) for d in devices
+    ]
+    node = NodeFacts(node="n1", state=NodeState.READY, at_us=0, devices=tuple(facts), cpu_milli=1, memory_mib=1)
+    amounts = {"share_micro": 1, "device_memory_mib": 1, "cpu_milli": 1, "memory_mib": 1}
+    realtime = Realtime(deadline_us=20_000, runtime_us=5_000)
+    held = Reservation(request_id="q", replica=0, generation=1, devices=devices[:1], realtime=realtime, **amounts)
+    found.heard(NODES, "node.n1", node.to_json())
+    found.heard(LEDGER, "node.n1", NodeReservations(node="n1", reservations=(held,)).to_json())
+    return found
+
+
+def batch(watermark_us: int, container: str = "c0", boot_id: str = "b") -> TaskBatch:
+    ring = RingInfo(
+        ring="r", container=container, request_id="q" if container == "c0" else None, replica=0, generation=1
+    )
+    said = {"node": "n1", "start_id": "s", "counter": 1, "boot_id": boot_id, "at_us": 1}
+    return TaskBatch.model_validate(said | {"watermark_us": watermark_us, "rings": (ring,)})
+
+
+def missed(container: str = "c0") -> Publish:
+    said = {"at_us": 1, "node": "n1", "container": container, "kind": "missed", "task": 1, "deadline_us": 20_000}
+    counts = {"met": 0, "missed": 1, "ratio": 0.0, "lower": 0.0, "upper": 1.0, "guarantee": 0.9}
+    return Publish("s", DeadlineEvent.model_validate({**said, **counts, "ring": "r", "seq": 1}), "id", "type")
+
+
+def because(found: Suspects, told: TaskBatch, begin_us: int, end_us: int | None, container: str = "c0") -> list[str]:
+    task = ("r", 1, begin_us, end_us, 20_000)
+    (effect,) = found.explained(told, lambda: [task], [missed(container)], list)
+    assert isinstance(effect, Publish)
+    assert isinstance(effect.body, DeadlineEvent)
+    return [cause.cause for cause in effect.body.because or ()]
+
+
+def test_a_miss_is_explained_by_what_the_ledger_and_the_list_of_nodes_say() -> None:
+    assert ["itself"] == because(suspects("d1"), batch(40_000), 0, 30_000)
+    assert ["unknown"] == because(suspects("d1"), batch(40_000, "other"), 0, 30_000, "other")
+    assert [] == because(Suspects(), batch(40_000), 0, 30_000)
+
+
+def test_times_that_are_none_are_not_looked_at() -> None:
+    for begin_us, end_us in ((1 << 70, None), (0, 1 << 70), (-5, 30_000)):
+        assert [] == because(suspects("d1"), batch(40_000), begin_us, end_us)
+
+
+def test_misses_beyond_those_that_are_explained_between_two_ticks_have_no_causes() -> None:
+    found = suspects("d1")
+    told = [because(found, batch(40_000), 0, 30_000) for _ in range(MOST_LOOKS + 1)]
+    found.tick()
+    told.append(because(found, batch(40_000), 0, 30_000))
+    assert [True, False, True] == [bool(said) for said in told[-3:]]
+
+
+def test_a_device_that_nobody_uses_is_no_fault() -> None:
+    found = suspects("d1", "d2")
+    because(found, batch(40_000), 0, 30_000)
+    assert [] == list(found.noisy("n1", 300_000, list))
+
+
+def test_after_a_reboot_of_the_node_its_stamps_begin_anew() -> None:
+    found = suspects("d1")
+    because(found, batch(9_000_000), 8_000_000, 8_900_000)
+    assert ["itself"] == because(found, batch(40_000, boot_id="c"), 0, 30_000)
 
 
 def test_a_neighbour_that_held_the_gate_too_long_is_named_with_by_how_much() -> None:
