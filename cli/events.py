@@ -17,6 +17,7 @@ from shared.bus import Msg, StoredMsg
 from shared.errors import OutcomeUnknownError
 from shared.messages import PULLING
 from shared.subjects import EVENTS_STREAM
+from shared.units import format_us
 
 HELP = "show what happened, and with --follow what happens"
 USUAL = ("events.place.>", "events.deadline.>", "events.node.>", "events.bus.>")
@@ -27,6 +28,7 @@ LOOK_AGAIN_S = 1.0
 _STYLES = {
     "missed": "red",
     "at_risk": "bold red",
+    "noisy": "yellow",
     "failed": "red",
     "rejected": "red",
     "lost": "red",
@@ -117,10 +119,25 @@ def _place(body: dict[str, Any]) -> tuple[str, str]:
 
 def _deadline(body: dict[str, Any]) -> tuple[str, str]:
     counts = f" ({body['met']} met, {body['missed']} missed, guarantee {body['guarantee']:g})"
+    if body["kind"] == "noisy":
+        return _whose(body), _because(body)
     if body["kind"] != "missed":
         return _whose(body), f": upper bound {body['upper']:.3f}, lower {body['lower']:.3f}{counts}"
     late = "still running" if body["tardiness_us"] is None else f"{body['tardiness_us']} us late"
-    return _whose(body), f" task {body['task']} ({body['name']}), {late}{counts}"
+    return _whose(body), f" task {body['task']} ({body['name']}), {late}{_because(body)}{counts}"
+
+
+def _because(body: dict[str, Any]) -> str:
+    """`; overran: detector-7f3a, 12.3 ms (17.3 ms of 5 ms)`: each cause in the order of what it cost."""
+    causes = body.get("because") or ()
+    return "".join(f"; {_cause(cause)}" for cause in causes)
+
+
+def _cause(cause: dict[str, Any]) -> str:
+    about = [cause["container"]] if cause.get("container") else []
+    about += [format_us(cause["amount_us"])] if cause.get("amount_us") is not None else []
+    detail = f" ({cause['detail']})" if cause.get("detail") else ""
+    return str(cause["cause"]) + (f": {', '.join(about)}" if about else "") + detail
 
 
 def _whose(body: dict[str, Any]) -> str:

@@ -174,8 +174,9 @@ async def _misses(client: Client, request_id: str) -> list[str]:
     found = [json.loads(message.body) for message in await client.read_stream(EVENTS_STREAM, pattern)]
     ours = [body for body in found if body.get("request_id") == request_id]
     misses = [body for body in ours if body["kind"] == "missed"][-MISSES:]
-    crossed = [body for body in ours if body["kind"] != "missed"]
-    told = sorted([*misses, *crossed], key=lambda body: int(body["at_us"]))
+    crossed = [body for body in ours if body["kind"] not in ("missed", "noisy")]
+    noisy = [body for body in ours if body["kind"] == "noisy"][-MISSES:]
+    told = sorted([*misses, *crossed, *noisy], key=lambda body: int(body["at_us"]))
     return [f"  {events.line(pattern, body).plain}" for body in told]
 
 

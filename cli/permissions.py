@@ -61,7 +61,8 @@ class Rules:
     # --- the services ---
 
     def tracker(self) -> User:
-        says = (f"{self.prefix}.events.deadline.>", self._key(DEADLINES), *self._reads(DEADLINES, EVENTS_STREAM))
+        reads = self._reads(DEADLINES, LEDGER, NODES, EVENTS_STREAM)
+        says = (f"{self.prefix}.events.deadline.>", self._key(DEADLINES), *reads)
         return self._service("deadline-tracker", "judges tasks", says)
 
     def node_list(self) -> User:

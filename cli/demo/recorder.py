@@ -126,7 +126,7 @@ class Recorder:
     def _deadline(self, event: DeadlineEvent, now_us: int) -> None:
         if event.kind == "missed":
             self.heard_us[event.ring or "", event.seq or 0] = now_us
-        else:
+        elif event.kind != "noisy":
             self.warnings.append(Warned(event, now_us))
 
     async def _ledger(self, message: StoredMsg) -> None:

@@ -9,11 +9,13 @@ checkpoints, and a verdict is kept, by all, until the stream shows that it was s
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from services.deadline_tracker.judging import Judge, well_formed
-from services.deadline_tracker.record import Record, Ring
+from services.deadline_tracker.record import DEADLINE_US, STAMP_US, Record, Ring
+from services.deadline_tracker.suspects import Suspects
 from shared.deadlines import SlidingWindow
 from shared.effects import (
     Commit,
@@ -32,7 +34,7 @@ from shared.effects import (
 from shared.errors import FieldError
 from shared.lease import Tenure
 from shared.messages import DeadlineEvent, NodeDeadlines, RingInfo, TaskBatch
-from shared.subjects import DEADLINES, Subjects, decode, lease_key, node_key
+from shared.subjects import DEADLINES, LEDGER, NODES, Subjects, decode, lease_key, node_key
 
 LEASE = lease_key("deadline-tracker")
 CHECKPOINT_US = 1_000_000
@@ -63,6 +65,12 @@ class Node:
     def unsaid(self) -> int:
         return sum(len(record.unsaid) for record in self.records.values())
 
+    def running(self) -> Iterator[tuple[str, int, int]]:
+        """Container, begin and deadline of each open task."""
+        for ring in self.rings.values():
+            for task in (*ring.open.values(), *ring.overdue.values()):
+                yield ring.container, task[STAMP_US], task[DEADLINE_US]
+
 
 class Core:
     """``guarantee`` is judged where a container declares none; ``window`` is the length of the ratio's window;
@@ -75,6 +83,7 @@ class Core:
         self.nodes: dict[str, Node] = {}
         self.counters: Counter[str] = Counter()
         self.lease = Tenure(LEASE, holder, lease_us)
+        self.suspects = Suspects()
         self._writing: tuple[int, list[Node]] | None = None
         self._commit = 0
         self._written_us: int | None = None
@@ -93,12 +102,15 @@ class Core:
                 self._was_said(verdict, headers.get("ce-id", ""), seq)
             case Tick(wall_us=wall_us):
                 self._wall_us = wall_us
+                self.suspects.tick()
                 return self._write(now_us)
             case CommitDone() as done:
                 return self._committed(done, now_us)
             case KeyChanged(bucket=bucket) as change if bucket == DEADLINES:
                 self._heard(change, now_us)
-            case WatchReplayed(keys=keys):
+            case KeyChanged(bucket=bucket, key=key, value=value) if bucket in (LEDGER, NODES):
+                self.suspects.heard(bucket, key, value)
+            case WatchReplayed(bucket=bucket, keys=keys) if bucket == DEADLINES:
                 self._replayed = True
                 if LEASE not in keys:
                     self.lease.absent()
@@ -143,12 +155,21 @@ class Core:
         judge = Judge(batch, [self._learn(node, info, seq) for info in batch.rings], self.counters, say)
         judge.rows()
         judge.time()
-        # judge.matched.columns(): the tasks that were decided or ended here, for who computes over many of them
         if judge.rings_closed or len(node.rings) + len(node.records) != known:
             self._forget_old(node)
         if node.early:
             node.early = {event_id: at for event_id, at in node.early.items() if at > seq}
-        return effects
+        effects = self.suspects.explained(batch, judge.matched.tasks, effects, node.running)
+        return [*effects, *self._noisy(node, batch)]
+
+    def _noisy(self, node: Node, batch: TaskBatch) -> Iterator[Publish]:
+        """Said by the holder of the lease alone, and not kept: who is noisy is found again."""
+        for container, cause in self.suspects.noisy(node.name, batch.watermark_us, node.running):
+            record = node.records.get(container)
+            if record is not None and self.lease.active:
+                event_id = f"{node.name}/{container}/{record.judged}/noisy/{cause.container}"
+                said = {"task": None, "deadline_us": None, "because": (cause,)}
+                yield self._publish(event_id, self._event(batch, record, "noisy", said))
 
     def _another_stream(self) -> None:
         """The stream was lost and made anew: its sequences begin again, and what it holds is new to all."""

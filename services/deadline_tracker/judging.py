@@ -31,7 +31,7 @@ class Judge:
     def __init__(self, batch: TaskBatch, rings: Sequence[Ring], counters: Counter[str], say: Say) -> None:
         self.batch, self.rings, self.counters, self.say = batch, rings, counters, say
         self.rings_closed = False
-        self.matched = Matched(batch.node, rings)
+        self.matched = Matched(rings)
 
     def rows(self) -> None:
         """Judges all rows; the batch must be ``well_formed``.

@@ -9,7 +9,7 @@ from services.deadline_tracker.core import Core
 from services.deadline_tracker.settings import TrackerSettings
 from shared.messages import DeadlineEvent, NodeDeadlines, TaskBatch
 from shared.service import Every, Listen, Publishes, Service, run
-from shared.subjects import DEADLINES, EVENTS_STREAM, Subjects
+from shared.subjects import DEADLINES, EVENTS_STREAM, LEDGER, NODES, Subjects
 
 TICK_US = 250_000
 FEW_COLLECTIONS = 100_000
@@ -20,6 +20,8 @@ SERVICE = Service(
     about="Turns task events into verdicts, guarantee ratios with bounds, and warnings; it judges no time itself.",
     listens=(
         Listen(DEADLINES, "watch", about="the checkpoints, read at start, and the lease"),
+        Listen(LEDGER, "watch", about="who shares a device, and what they declared: for the causes of misses"),
+        Listen(NODES, "watch", about="how devices are shared, and whether they are well: for the causes of misses"),
         Listen(
             "events.task.>",
             "stream",
@@ -42,7 +44,7 @@ SERVICE = Service(
             "events.deadline.<node>.<container>",
             "event",
             DeadlineEvent,
-            "missed, at_risk, recovered; by the holder of the lease alone",
+            "missed with its causes, at_risk, recovered, noisy; by the holder of the lease alone",
         ),
         Publishes(
             DEADLINES,

@@ -68,6 +68,8 @@ from shared.messages.place import (
 )
 from shared.messages.tasks import (
     COLUMNS,
+    Cause,
+    CauseKind,
     ContainerRecord,
     DeadlineEvent,
     NodeDeadlines,
@@ -83,6 +85,8 @@ __all__ = [
     "SHARE_WHOLE_MICRO",
     "AllExcept",
     "BusEvent",
+    "Cause",
+    "CauseKind",
     "ClassStanding",
     "ConfirmRequest",
     "ContainerLabels",

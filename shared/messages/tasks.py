@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -81,8 +81,36 @@ class TaskBatch(Message):
 COLUMNS = ("ring", "kind", "seq", "begin_seq", "task", "stamp_us", "deadline_us", "name")
 
 
+class CauseKind(StrEnum):
+    """Why a task was late. All but ``arrived`` and ``unknown`` break what a container or a device declared."""
+
+    OVERRAN = "overran"
+    """A neighbour's task had the device for longer than the runtime that it declared."""
+    ITSELF = "itself"
+    """So had a task of the container itself."""
+    TOO_OFTEN = "too_often"
+    """A container began tasks sooner than a period after one another."""
+    THROTTLED = "throttled"
+    """The device is ill, or slower than declared for all."""
+    ARRIVED = "arrived"
+    """A container came to the device not long ago, and kept to what it declared."""
+    NOISY = "noisy"
+    """A neighbour slows it down: said of a container, not of one miss."""
+    UNKNOWN = "unknown"
+
+
+class Cause(Message):
+    """One cause, with the device time that it cost. ``detail`` has the numbers behind it, in words."""
+
+    cause: CauseKind
+    container: Name | None
+    """None where it is no container's doing."""
+    amount_us: int | None
+    detail: str | None = None
+
+
 class DeadlineEvent(Message):
-    """missed: one task. at_risk and recovered: the container's record crossed a bound."""
+    """missed: one task. at_risk and recovered: the container's record crossed a bound. noisy: a neighbour slows it."""
 
     at_us: int
     node: Name
@@ -108,6 +136,8 @@ class DeadlineEvent(Message):
     guarantee: float
     distance_to_failure: int | None = None
     """Of a container that declared (m,k): misses in a row, from now on, that violate it; 0: it is violated."""
+    because: tuple[Cause, ...] | None = None
+    """Of a miss and of noisy: the causes, the most likely first; None where nobody looked."""
 
 
 class ContainerRecord(Message):

@@ -153,7 +153,7 @@ def _same_state(plain: RowByRow, core: Core) -> None:
 
 @given(ACTS, HARM)
 @settings(max_examples=50, deadline=None)
-def test_what_a_batch_matched_comes_out_as_arrays_in_stream_order(acts: Acts, harm: list[tuple[str, int]]) -> None:
+def test_what_a_batch_matched_comes_out_in_stream_order(acts: Acts, harm: list[tuple[str, int]]) -> None:
     monitor = Monitor()
     for act in acts:
         monitor.act(*act)
@@ -166,15 +166,8 @@ def test_what_a_batch_matched_comes_out_as_arrays_in_stream_order(acts: Acts, ha
 
 
 def _rows(matched: Matched) -> list[tuple[object, ...]]:
-    columns = matched.columns()
     words = {1: "met", 2: "missed", 3: "invalid", 4: "overdue", 5: "ended"}
-    return [
-        (matched.rings[ring].name, seq, begin_us, None if end_us == -1 else end_us, deadline_us, words[verdict])
-        for ring, seq, begin_us, end_us, deadline_us, verdict in zip(
-            columns.ring.tolist(), columns.seq.tolist(), columns.begin_us.tolist(), columns.end_us.tolist(),
-            columns.deadline_us.tolist(), columns.verdict.tolist(), strict=True,
-        )
-    ]  # fmt: skip
+    return [(*task, words[row[-1]]) for task, row in zip(matched.tasks(), matched.rows, strict=True)]
 
 
 def _quiet(*_: object) -> None:

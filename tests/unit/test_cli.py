@@ -108,6 +108,11 @@ def test_a_ready_file_whose_server_is_gone_counts_for_nothing(monkeypatch: pytes
         assert client.DEFAULT_URL == client.find_url(None)
 
 
+MISS = {"container": "c", "task": 4, "name": "infer", "tardiness_us": 7, "met": 3, "missed": 1, "guarantee": 0.9}
+OVERRAN = {"cause": "overran", "container": "d", "amount_us": 12_300, "detail": "17.3 ms of 5 ms"}
+ILL = {"cause": "throttled", "container": None, "amount_us": None, "detail": "hot"}
+
+
 def test_every_kind_of_event_has_its_line() -> None:
     at = {"at_us": 0}
     bodies = {
@@ -115,6 +120,9 @@ def test_every_kind_of_event_has_its_line() -> None:
         "rt.events.node.n": {"node": "n", "state": "device_lost", "reason": "fell off", "device": "GPU-1"},
         "rt.events.bus.placer": {"service": "placer", "instance": "p-1", "kind": "reconnected", "detail": "back"},
         "rt.events.task.n": {"node": "n", "counter": 7, "kind": [1, 2], "watermark_us": 9},
+        "rt.events.deadline.n.c": MISS | {"kind": "missed", "because": [OVERRAN, ILL]},
+        "rt.events.deadline.n.d": MISS | {"kind": "noisy", "because": [OVERRAN | {"cause": "noisy"}]},
+        "rt.events.deadline.n.e": MISS | {"kind": "missed", "tardiness_us": None},
     }
     lines = [events.line(subject, {**at, **body}).plain.split(" ", 1)[1].strip() for subject, body in bodies.items()]
     assert [
@@ -122,6 +130,10 @@ def test_every_kind_of_event_has_its_line() -> None:
         "node     n device_lost GPU-1: fell off",
         "bus      placer p-1 reconnected: back",
         "task     n batch 7: 2 records up to 9 us",
+        "deadline c missed task 4 (infer), 7 us late; overran: d, 12.3 ms (17.3 ms of 5 ms); throttled (hot)"
+        " (3 met, 1 missed, guarantee 0.9)",
+        "deadline c noisy; noisy: d, 12.3 ms (17.3 ms of 5 ms)",
+        "deadline c missed task 4 (infer), still running (3 met, 1 missed, guarantee 0.9)",
     ] == lines
 
 

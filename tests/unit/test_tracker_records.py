@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from services.deadline_tracker.matched import NOT_ENDED, Matched, TaskVerdict
+from services.deadline_tracker.matched import Matched, TaskVerdict
 from services.deadline_tracker.record import Record, Ring
 from shared.deadlines import SlidingWindow
 from shared.effects import KeyChanged, Publish, Received, Tick
@@ -101,22 +101,11 @@ def test_an_m_of_k_that_cannot_be_is_as_if_none_was_declared(window: tuple[int, 
     assert None is firm.core.nodes["n1"].records["c0"].constraint
 
 
-def _matched(*tasks: tuple[int, int, int | None, TaskVerdict]) -> Matched:
+def test_a_task_that_still_runs_has_no_end_among_what_a_batch_matched() -> None:
     ring = Ring("r0", Record("c0", 0.9, SlidingWindow(10)))
-    rows = [(0, seq, (seq, begin_us, D, "infer"), end_us, verdict) for seq, begin_us, end_us, verdict in tasks]
-    return Matched("n1", [ring], rows)
-
-
-def test_a_task_that_still_runs_has_no_end_in_the_arrays() -> None:
-    columns = _matched((1, 5, 9, TaskVerdict.MET), (3, 10, None, TaskVerdict.OVERDUE)).columns()
-    assert ([1, 3], [5, 10], [9, NOT_ENDED]) == (
-        columns.seq.tolist(), columns.begin_us.tolist(), columns.end_us.tolist(),
-    )  # fmt: skip
-
-
-def test_stamps_that_no_array_holds_are_cut_and_nobody_falls_over_them() -> None:
-    columns = _matched((1, -(10**30), 10**30, TaskVerdict.MET)).columns()
-    assert (-(2**63) + 1, 2**63 - 1) == (columns.begin_us[0], columns.end_us[0])
+    met, runs = (7, 5, D, "infer"), (8, 10, D, "infer")
+    matched = Matched([ring], [(0, 1, met, 9, TaskVerdict.MET), (0, 3, runs, None, TaskVerdict.OVERDUE)])
+    assert [("r0", 1, 5, 9, D), ("r0", 3, 10, None, D)] == matched.tasks()
 
 
 def _said_with(wall_us: Iterable[int]) -> list[DeadlineEvent]:

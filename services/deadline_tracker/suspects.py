@@ -1,0 +1,148 @@
+"""Who disturbs whom: the causes of each miss, and noisy neighbours, from what batches matched and the keys of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from services.deadline_tracker.culprits import Scene, causes
+from services.deadline_tracker.device_time import OPEN
+from services.deadline_tracker.kept import Kept, OpenTask, sane
+from services.deadline_tracker.matched import MatchedTask
+from services.deadline_tracker.neighbours import Found, Neighbours, beside
+from shared.effects import Effect, Publish
+from shared.errors import FieldError
+from shared.messages import Cause, CauseKind, DeadlineEvent, Regime, TaskBatch
+from shared.subjects import LEDGER, decode
+from shared.units import format_us
+
+MOST_CONTAINERS: Final = 4_096
+"""Of one node; beyond it everything kept of the node is forgotten."""
+MOST_LOOKS: Final = 50
+"""Misses explained between two ticks, of all nodes: each takes about a millisecond."""
+MOST_NODES: Final = 25
+"""Looked at for noisy neighbours between two ticks: each takes a millisecond or two. Others are looked at later."""
+LOOK_US: Final = 250_000
+"""How often it is looked for noisy neighbours, in the node's own time."""
+RECENT_US: Final = 2_000_000
+"""How far back tasks matter for who was beside those that ended since the last look."""
+
+Times = dict[tuple[str | None, int | None], tuple[int, int | None]]
+"""Begin and end of tasks, by ring and sequence of the begin."""
+
+
+class Suspects:
+    """All nodes. Fed with what the ledger and rt_nodes say and with each batch's ended tasks; asked about misses."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, Kept] = {}
+        self._left = MOST_LOOKS
+        self._nodes_left = MOST_NODES
+
+    def heard(self, bucket: str, key: str, value: bytes | None) -> None:
+        """A key of the ledger or of rt_nodes; only those of nodes matter."""
+        if not key.startswith("node."):
+            return
+        try:
+            kept = self._kept(decode(key.removeprefix("node.")))
+        except FieldError:  # not written by us
+            return
+        kept.places = None
+        if bucket == LEDGER:
+            kept.reservations = value
+        else:
+            kept.facts = value
+
+    def tick(self) -> None:
+        self._left = MOST_LOOKS
+        self._nodes_left = MOST_NODES
+
+    def explained(
+        self,
+        batch: TaskBatch,
+        matched: Callable[[], Sequence[MatchedTask]],
+        effects: Sequence[Effect],
+        running: Callable[[], Iterable[OpenTask]],
+    ) -> list[Effect]:
+        """Takes what one batch matched, and says the causes of the misses that are to be published.
+
+        `running` are the tasks of the node that are open after the batch.
+        """
+        kept = self._kept(batch.node)
+        if kept.facts is None or kept.reservations is None:
+            return list(effects)
+        if batch.boot_id != kept.boot_id or len(kept.codes) > MOST_CONTAINERS:  # another clock, or too much
+            kept = self._nodes[batch.node] = Kept(kept.facts, kept.reservations, boot_id=batch.boot_id)
+        tasks = matched()
+        kept.take(batch.rings, tasks)
+        times: Times = {(ring, seq): (begin, end) for ring, seq, begin, end, _ in tasks} if effects else {}
+        return [self._with_causes(kept, batch, effect, times, running) for effect in effects]
+
+    def _with_causes(
+        self,
+        kept: Kept,
+        batch: TaskBatch,
+        effect: Effect,
+        times: Times,
+        running: Callable[[], Iterable[OpenTask]],
+    ) -> Effect:
+        if not isinstance(effect, Publish) or not isinstance(event := effect.body, DeadlineEvent):
+            return effect
+        late = times.get((event.ring, event.seq))
+        if late is None or not self._left:
+            return effect
+        begin_us, end_us = late
+        at_us = batch.watermark_us if end_us is None else end_us
+        if not sane(begin_us, at_us, 0):
+            return effect
+        because = self._because(kept, event.container, begin_us, at_us, running())
+        return replace(effect, body=event.model_copy(update={"because": because}))
+
+    def noisy(
+        self, node: str, watermark_us: int, running: Callable[[], Iterable[OpenTask]]
+    ) -> Iterator[tuple[str, Cause]]:
+        """Containers that a neighbour is found to slow down by the tasks up to the watermark, and that neighbour."""
+        kept = self._kept(node)
+        since_us = kept.looked_us
+        if not since_us + LOOK_US <= watermark_us < OPEN or not self._nodes_left:
+            return
+        kept.looked_us = watermark_us
+        self._nodes_left -= 1
+        shared = [place for place in kept.shared() if place.sharing.regime not in (Regime.EXCLUSIVE, Regime.MIG)]
+        open_tasks = list(running()) if shared else []
+        for place in shared:
+            look = kept.scene(place, open_tasks, watermark_us - RECENT_US)
+            if len(look.tasks):
+                yield from _found(kept.tests, look, since_us, watermark_us)
+
+    def _because(
+        self, kept: Kept, container: str, begin_us: int, at_us: int, running: Iterable[OpenTask]
+    ) -> tuple[Cause, ...]:
+        self._left -= 1
+        place = kept.place_of(container)
+        if place is None:
+            text = "it holds no device in the ledger, or nothing was said of that device"
+            return (Cause(cause=CauseKind.UNKNOWN, container=None, amount_us=None, detail=text),)
+        scene = kept.scene(place, list(running))
+        names = [resident.name for resident in scene.residents]
+        return causes(scene, names.index(container), begin_us, at_us)
+
+    def _kept(self, node: str) -> Kept:
+        return self._nodes.setdefault(node, Kept())
+
+
+def _found(tests: dict[str, Neighbours], look: Scene, since_us: int, now_us: int) -> Iterator[tuple[str, Cause]]:
+    names = [resident.name for resident in look.residents]
+    declared = [resident.task for resident in look.residents]
+    for who, time_us, there in beside(look.sharing, declared, look.tasks, since_us, now_us):
+        test = tests.setdefault(names[who], Neighbours())
+        found = test.add(time_us, {names[other]: active for other, active in there.items()})
+        if found is not None:
+            yield names[who], _noise(found)
+
+
+def _noise(found: Found) -> Cause:
+    beside_us, without_us = round(found.beside_us), round(found.without_us)
+    text = f"{format_us(beside_us)} beside it, {format_us(without_us)} without it, medians of {found.tasks} tasks"
+    return Cause(cause=CauseKind.NOISY, container=found.neighbour, amount_us=beside_us - without_us, detail=text)
