@@ -136,7 +136,7 @@ def _cause(cause: dict[str, Any]) -> str:
     about = [cause["container"]] if cause.get("container") else []
     about += [format_us(cause["amount_us"])] if cause.get("amount_us") is not None else []
     detail = f" ({cause['detail']})" if cause.get("detail") else ""
-    return cause["cause"] + (f": {', '.join(about)}" if about else "") + detail
+    return str(cause["cause"]) + (f": {', '.join(about)}" if about else "") + detail
 
 
 def _whose(body: dict[str, Any]) -> str:
