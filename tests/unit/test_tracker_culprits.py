@@ -101,7 +101,8 @@ def suspects(*devices: str) -> Suspects:
     node = NodeFacts(node="n1", state=NodeState.READY, at_us=0, devices=tuple(facts), cpu_milli=1, memory_mib=1)
     amounts = {"share_micro": 1, "device_memory_mib": 1, "cpu_milli": 1, "memory_mib": 1}
     realtime = Realtime(deadline_us=20_000, runtime_us=5_000)
-    held = Reservation(request_id="q", replica=0, generation=1, devices=devices[:1], realtime=realtime, **amounts)
+    whose = {"request_id": "q", "replica": 0, "generation": 1, "devices": devices[:1], "realtime": realtime}
+    held = Reservation.model_validate(whose | amounts)
     found.heard(NODES, "node.n1", node.to_json())
     found.heard(LEDGER, "node.n1", NodeReservations(node="n1", reservations=(held,)).to_json())
     return found
