@@ -11,10 +11,11 @@ from shared.messages import Cause, CauseKind, DeadlineEvent, Regime
 @pytest.mark.parametrize("regime", culprit.REGIMES)
 def test_the_culprit_of_nearly_every_overrun_is_named_rightly(regime: Regime) -> None:
     found = culprit.overruns(regime, 100, Random(11))
-    assert found["injected"] >= 200
+    assert found["hurt"] >= 100
     assert found["hurt"] == found["right"] + found["wrong"] + found["unknown"]
     assert found["right"] >= culprit.TARGET * found["hurt"]
-    assert (0, 0) == (found["without_a_fault"], found["alarms"])
+    assert 0 == found["without_a_fault"]
+    assert 0 == found["alarms"] or regime is Regime.MPS  # where neighbours do slow each other down, by contention
 
 
 def test_an_answer_that_names_another_container_is_counted_as_wrong() -> None:
