@@ -95,6 +95,8 @@ def resident_tasks(residents: Sequence[Reservation]) -> tuple[list[RtTask], int]
 
 _DECLARED = frozenset({DeviceStanding.GUARANTEED, DeviceStanding.TIGHT, DeviceStanding.FULL})
 
+_WITHOUT_SOUND_TEST = frozenset({Regime.TIME_SLICED, Regime.MPS})
+
 
 def by_measure(
     declared: ClassStanding,
@@ -105,7 +107,8 @@ def by_measure(
 ) -> ClassStanding:
     """The standing that declarations give, or the one that measured response times give where they say enough.
 
-    What was measured beats what was declared, but to a hard resident only a sound test can promise anything.
+    Who is known to be late closes any device. Where a sound test is known, its word stands in all else; so it does
+    beside a hard resident, and where no share is left.
     """
     of_type = DeviceType(device.model, device.regime)
     if declared.standing not in _DECLARED or not wanted.profile or not learned.knows(of_type):
@@ -115,9 +118,8 @@ def by_measure(
         return declared
     if not verdict.admitted:
         return ClassStanding(standing=DeviceStanding.FULL, slack_us=verdict.slack_us, reason=verdict.reason)
-    if declared.standing == DeviceStanding.GUARANTEED:
-        return declared
-    if declared.standing == DeviceStanding.FULL and any(each.kind is Kind.HARD for each in residents):
+    hard, share_micro = any(each.kind is Kind.HARD for each in residents), sum(each.share_micro for each in residents)
+    if device.regime not in _WITHOUT_SOUND_TEST or hard or share_micro >= SHARE_WHOLE_MICRO:
         return declared
     return ClassStanding(standing=DeviceStanding.TIGHT, slack_us=verdict.slack_us, reason=verdict.reason)
 

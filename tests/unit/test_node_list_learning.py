@@ -304,6 +304,16 @@ def test_measured_times_promise_nothing_to_a_hard_resident() -> None:
     assert DeviceStanding.TIGHT == standing(learned, resident("s", "speech", Kind.SOFT)).standing
 
 
+def test_measured_times_open_no_device_that_has_no_share_left_or_a_sound_test_of_its_own() -> None:
+    whole = [resident(name, "speech").model_copy(update={"share_micro": 500_000}) for name in ("s", "t")]
+    beside = {("speech", "speech"): 20_000, ("speech",): 20_000}
+    learned = known(detector=beside, speech={("detector", "speech"): 20_000, ("detector",): 20_000})
+    assert DeviceStanding.FULL == standing(learned, *whole).standing
+    for each, profile in (("detector", "detector"), ("speech", "speech")):
+        learned.put(DeviceType("H200", Regime.EXCLUSIVE), profile, learned.get(MPS, each))
+    assert DeviceStanding.FULL == standing(learned, resident("s", "speech"), regime=Regime.EXCLUSIVE).standing
+
+
 def test_an_excluded_device_stays_excluded() -> None:
     learned, on = known(detector={(): 20_000}), device("g0", Regime.MPS)
     assert excluded("lost") == by_measure(excluded("lost"), on, INTERACTIVE, (), learned)
