@@ -183,8 +183,11 @@ class PlaceRequest(Message):
         return self
 
     def body_hash(self) -> str:
-        """Identity of the request's content: its id and its candidates do not count."""
-        content = self.model_dump(mode="json", exclude={"request_id", "candidates"})
+        """Identity of the request's content: its id and its candidates do not count.
+
+        Nor does what is as it would be unsaid: a field that a later version adds leaves the hashes in the ledger valid.
+        """
+        content = self.model_dump(mode="json", exclude={"request_id", "candidates"}, exclude_defaults=True)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

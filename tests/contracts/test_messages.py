@@ -1,5 +1,6 @@
 """The contract does not change without a test saying so: samples, schemas, faults in plain words."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -116,6 +117,11 @@ def test_a_default_that_is_spelled_out_is_no_other_body() -> None:
     assert (
         PlaceRequest.from_json(with_fields()).body_hash() == PlaceRequest.from_json(with_fields(replicas=1)).body_hash()
     )
+
+
+def test_a_field_that_is_added_leaves_the_hashes_that_ledgers_hold_valid() -> None:
+    said = json.dumps(VALID, sort_keys=True).encode()
+    assert hashlib.sha256(said).hexdigest() == PlaceRequest.from_json(with_fields()).body_hash()
 
 
 def test_another_share_is_another_body() -> None:
