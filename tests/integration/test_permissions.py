@@ -299,7 +299,7 @@ STREAMS = [
     *[(name, "STREAM.PURGE.KV_rt_ledger") for name in USERS if name != "operator"],
     *[(name, "STREAM.MSG.DELETE.RT_EVENTS") for name in USERS if name != "operator"],
     *[(name, "CONSUMER.DELETE.RT_PLACE.placer") for name in USERS if name != "operator"],
-    *[(name, "STREAM.MSG.GET.KV_rt_ledger") for name in ("client", ELSE, "deadline-tracker")],
+    *[(name, "STREAM.MSG.GET.KV_rt_ledger") for name in ("client", ELSE)],
 ]
 
 
