@@ -71,7 +71,7 @@ async def test_without_a_driver_the_monitor_says_so_and_all_else_goes_on(project
     assert "healthy" == project.inspect("monitor-gpu-1")["State"]["Health"]["Status"]
 
     async def placed() -> bool:
-        body = {"request_id": "beside", "command": ["x"], "candidates": ["fake-1"]}
+        body = {"request_id": "beside", "command": ["x"], "candidates": ["fake-1"], "queue": True}
         return (await ask(outside, "rt.place", body))["outcome"] in {"placed", "started"}
 
     await until(placed, "a place on another node", 30)
@@ -87,6 +87,7 @@ async def test_with_a_driver_a_container_gets_the_gpu_on_which_it_was_placed(
     project.up("monitor-gpu-1")
     found = await until(lambda: devices(outside, "gpu-1"), "GPUs", 60)
     request = {"request_id": "on-gpu", "command": ["sleep", "600"], "gpu": {"share": 0.5}, "candidates": ["gpu-1"]}
+    request["queue"] = True  # its node may be listed a moment before it is ready
 
     async def placed() -> Json | None:
         answer = await ask(outside, "rt.place", request)
