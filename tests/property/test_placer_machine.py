@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -27,6 +28,8 @@ from shared.messages import (
     State,
 )
 from tests.placer_world import SECOND, WALL, World, request
+
+pytestmark = pytest.mark.timeout(240)  # a quarter of a minute alone, several beside others
 
 MOST_PLACERS = 3
 IDS = st.sampled_from(["a", "b", "c", "d", "e", "f"])
