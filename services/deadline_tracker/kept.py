@@ -145,8 +145,7 @@ def _place(device: Device, held: Iterable[Reservation]) -> Place:
         (one.request_id, one.replica, one.generation): RtTask.of(one.request_id, one.realtime) if one.realtime else None
         for one in own
     }
-    sharing = Sharing(device.regime, device.slice_us, device.switch_us, device.handover_us or 0)
-    return Place(sharing, None if device.healthy else device.reason or "not healthy", declared)
+    return Place(Sharing.of(device), None if device.healthy else device.reason or "not healthy", declared)
 
 
 def sane(begin_us: int, end_us: int, deadline_us: int) -> bool:

@@ -57,8 +57,7 @@ def judge(
         return ClassStanding(standing=DeviceStanding.AT_RISK, slack_us=None, reason=reason)
     if sum(r.share_micro for r in residents) >= SHARE_WHOLE_MICRO:
         return ClassStanding(standing=DeviceStanding.FULL, slack_us=None, reason="no share is left")
-    sharing = Sharing(device.regime, device.slice_us, device.switch_us, device.handover_us or 0)
-    return _admission(sharing, wanted, tuple(residents), foreign, tight_ratio)
+    return _admission(Sharing.of(device), wanted, tuple(residents), foreign, tight_ratio)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from shared.messages import Kind, Realtime, Regime
+from shared.messages import Device, Kind, Realtime, Regime
 from shared.units import format_us
 
 
@@ -71,6 +71,11 @@ class Sharing:
         slice_us = 1 if self.slice_us is None else self.slice_us
         if slice_us < 1 or min(self.handover_us, self.margin_us, self.switch_us or 0) < 0:
             raise ValueError(f"a slice is above 0, switch, hand-over and margin are not below: {self}")
+
+    @classmethod
+    def of(cls, device: Device) -> "Sharing":
+        """As its facts say. What was measured as no time at all was not measured."""
+        return cls(device.regime, device.slice_us or None, device.switch_us, device.handover_us or 0)
 
     def measured(self) -> tuple[int, int] | None:
         """Slice and switch cost, when both are known."""

@@ -6,7 +6,6 @@ from decide_draw import facts_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.placer.core.accounts import sharing_of
 from services.placer.core.capabilities import ALL_CAN_ALL
 from services.placer.core.cluster import Cluster
 from services.placer.core.demand import Demand
@@ -15,7 +14,7 @@ from services.placer.core.pipeline import decide, moves
 from services.placer.core.planners.defrag import apply, moves_to_widen
 from services.placer.core.question import Question, Tenant
 from services.placer.core.strategies import STRATEGIES
-from shared.admission import RtTask, admit_kind
+from shared.admission import RtTask, Sharing, admit_kind
 from shared.messages import (
     SHARE_WHOLE_MICRO,
     DeviceFacts,
@@ -123,7 +122,7 @@ def assert_device_is_well(device: DeviceFacts, held: list[Reservation]) -> None:
     for name, realtime in promised.items():
         residents = [task for other, task in tasks.items() if task and other != name]
         contexts = len(held) - len(promised) if realtime.kind is Kind.HARD else 0
-        assert admit_kind(realtime.kind, sharing_of(device), residents, tasks[name], contexts).admitted
+        assert admit_kind(realtime.kind, Sharing.of(device), residents, tasks[name], contexts).admitted
 
 
 def assert_is_carried_out(world: Busy, question: Question, planned: tuple[Move, ...]) -> None:

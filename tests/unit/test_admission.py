@@ -18,7 +18,7 @@ from shared.admission import (
     response_bound_us,
     slices,
 )
-from shared.messages import Kind, Realtime, Regime
+from shared.messages import Device, Kind, Realtime, Regime
 
 EXCLUSIVE = Sharing(Regime.EXCLUSIVE)
 GATED = Sharing(Regime.GATED)
@@ -48,6 +48,12 @@ def test_one_tenant_fits_when_its_runtime_is_within_its_deadline(
 ) -> None:
     verdict = admit(Sharing(regime), [], task(runtime_us=runtime_us))
     assert (admitted, slack_us) == (verdict.admitted, verdict.slack_us)
+
+
+def test_a_slice_that_was_measured_as_no_time_was_not_measured() -> None:
+    facts = {"uuid": "g0", "index": 0, "model": "m", "regime": Regime.TIME_SLICED, "healthy": True, "memory_mib": None}
+    device = Device.model_validate(facts | {"slice_us": 0, "switch_us": 100, "handover_us": None})
+    assert Sharing(Regime.TIME_SLICED, None, 100) == Sharing.of(device)
 
 
 def test_the_host_part_counts_against_the_deadline() -> None:

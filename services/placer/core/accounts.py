@@ -51,7 +51,7 @@ class DeviceAccount:
         self.facts = facts
         self.healthy = facts.healthy
         self.foreign = _foreign(facts)
-        self._sharing = sharing_of(facts)
+        self._sharing = Sharing.of(facts)
         self._held: list[tuple[Reservation, RtTask | None]] = []
         self._share_used = facts.foreign_share_micro or 0
         self._memory_used = 0
@@ -169,11 +169,6 @@ def exchanged(
         return None
     come = [reservation for reservation in after if gone.pop(id(reservation), None) is None]
     return (list(gone.values()), come) if len(gone) + len(come) <= len(after) else None
-
-
-def sharing_of(facts: DeviceFacts) -> Sharing:
-    """How the device is shared. What was measured as no time at all was not measured."""
-    return Sharing(facts.regime, facts.slice_us or None, facts.switch_us, facts.handover_us or 0)
 
 
 def _foreign(facts: DeviceFacts) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from services.placer.core.accounts import DeviceAccount, Load, NodeAccount, exchanged, sharing_of
+from services.placer.core.accounts import DeviceAccount, Load, NodeAccount, exchanged
 from services.placer.core.columns import Bools, Columns, Ints
 from services.placer.core.demand import Demand
 from services.placer.core.feasible import Verdicts
@@ -359,7 +359,7 @@ class Cluster:
         return code
 
     def _sharing(self, device: DeviceFacts) -> int:
-        code = self._code(sharing := sharing_of(device))
+        code = self._code(sharing := Sharing.of(device))
         self._sharings[code] = sharing
         return code
 
@@ -468,7 +468,7 @@ def _substance(facts: NodeFacts) -> object:
         (d.uuid, d.index, d.model, d.group, d.healthy, d.memory_mib, d.foreign_share_micro, d.foreign_memory_mib)
         for d in facts.devices
     ]
-    shared = [(sharing_of(d), _risk(d), _excluded(d)) for d in facts.devices]
+    shared = [(Sharing.of(d), _risk(d), _excluded(d)) for d in facts.devices]
     use = (facts.cpu_milli, facts.memory_mib, facts.foreign_cpu_milli, facts.foreign_memory_mib)
     return facts.state, use, facts.labels, devices, shared
 
