@@ -14,7 +14,7 @@ from services.deadline_tracker.matched import MatchedTask
 from services.deadline_tracker.neighbours import Neighbours
 from shared.admission import RtTask, Sharing
 from shared.errors import FieldError
-from shared.messages import Device, NodeFacts, NodeReservations, Reservation, RingInfo
+from shared.messages import Device, NodeFacts, NodeReservations, Reservation, RingInfo, Which
 
 KEPT_TASKS: Final = 8_192
 """Ended tasks kept per node, the newest."""
@@ -23,8 +23,6 @@ MOST_CHUNKS: Final = 64
 KNOWN_US: Final = 1_000_000
 """Who comes sooner after a node is first seen may have been there before."""
 
-Replica = tuple[str, int, int]
-"""Request id, replica, generation."""
 OpenTask = tuple[str, int, int]
 """Container, begin, and deadline relative to it."""
 
@@ -35,7 +33,7 @@ class Place:
 
     sharing: Sharing
     trouble: str | None
-    declared: dict[Replica, RtTask | None]
+    declared: dict[Which, RtTask | None]
 
 
 @dataclass(slots=True)
@@ -49,7 +47,7 @@ class Kept:
     places: tuple[Place, ...] | None = None
     codes: dict[str, int] = field(default_factory=dict)
     """A number for each container, in the order in which they were seen."""
-    of: dict[str, Replica] = field(default_factory=dict)
+    of: dict[str, Which] = field(default_factory=dict)
     first_us: list[int | None] = field(default_factory=list)
     chunks: list[Ints] = field(default_factory=list)
     """Container, begin, end, due: a row each, a column per ended task."""
@@ -141,10 +139,7 @@ def _read(facts: bytes | None, reservations: bytes | None) -> tuple[Place, ...]:
 
 def _place(device: Device, held: Iterable[Reservation]) -> Place:
     own = [one for one in held if device.uuid in one.devices]
-    declared = {
-        (one.request_id, one.replica, one.generation): RtTask.of(one.request_id, one.realtime) if one.realtime else None
-        for one in own
-    }
+    declared = {one.which: RtTask.of(one.request_id, one.realtime) if one.realtime else None for one in own}
     return Place(Sharing.of(device), None if device.healthy else device.reason or "not healthy", declared)
 
 

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from services.node_list.nodes import NodeView, Replica
+from services.node_list.nodes import NodeView
 from services.node_list.standing import ClassTask
 from shared.admission import NEVER_US, Beside, DeviceType, Learned, Profile
 from shared.effects import (
@@ -27,7 +27,7 @@ from shared.effects import (
 )
 from shared.errors import FieldError
 from shared.lease import Tenure
-from shared.messages import ContainerRecord, LearnedProfile, Regime, Reservation
+from shared.messages import ContainerRecord, LearnedProfile, Regime, Reservation, Which
 from shared.subjects import LEARNED, decode, lease_key, profile_key
 
 LEASE = lease_key("learning")
@@ -68,7 +68,7 @@ class Seen:
     """What was last seen of a container: how many of its tasks were timed, and who else was on its device."""
 
     timed: int
-    beside: frozenset[Replica]
+    beside: frozenset[Which]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Learning:
         self.lease = Tenure(LEASE, holder, LEASE_US)
         self.counters: Counter[str] = Counter()
         self._kept: dict[Known, Kept] = {}
-        self._seen: dict[str, dict[Replica, Seen]] = {}
+        self._seen: dict[str, dict[Which, Seen]] = {}
         self._changed: set[Known] = set()
         """Since devices were last judged by it."""
         self._judged_us = self._written_us = -PACE_US
@@ -133,11 +133,11 @@ class Learning:
     def heard(self, view: NodeView, records: Iterable[ContainerRecord]) -> None:
         """The tracker's records of a node: what is new in them is learned beside those who were there all the time."""
         there = on_devices(view.residents)
-        before, now, fresh = self._seen.get(view.name, {}), dict[Replica, Seen](), dict[Replica, Sequence[int | None]]()
+        before, now, fresh = self._seen.get(view.name, {}), dict[Which, Seen](), dict[Which, Sequence[int | None]]()
         for record, of in _named(records):
             if of not in there:
                 continue
-            now[of] = Seen(record.timed, frozenset(map(replica_of, there[of].others)))
+            now[of] = Seen(record.timed, frozenset(each.which for each in there[of].others))
             was = before.get(of)
             if was and was.beside == now[of].beside and was.timed < record.timed:
                 fresh[of] = record.newest_us[-(record.timed - was.timed) :]
@@ -146,13 +146,13 @@ class Learning:
             self._learn(view, there, fresh)
 
     def _learn(
-        self, view: NodeView, there: Mapping[Replica, OnDevice], fresh: Mapping[Replica, Sequence[int | None]]
+        self, view: NodeView, there: Mapping[Which, OnDevice], fresh: Mapping[Which, Sequence[int | None]]
     ) -> None:
         """A neighbour that did nothing meanwhile slowed nobody down: beside it nothing is learned of the others."""
         for of, times_us in fresh.items():
             own, others = there[of].own, there[of].others
             device, profile = self._type(view, own), profile_of(own)
-            beside = [profile_of(each) for each in others if replica_of(each) in fresh]
+            beside = [profile_of(each) for each in others if each.which in fresh]
             if device and profile and None not in beside and len(beside) == len(others):
                 self._add((device, profile), tuple(sorted(filter(None, beside))), times_us)
 
@@ -255,21 +255,17 @@ class Learning:
 # --------------------------------------------------------------------------------------- who is beside whom
 
 
-def replica_of(reservation: Reservation) -> Replica:
-    return reservation.request_id, reservation.replica, reservation.generation
-
-
-def on_devices(residents: Iterable[Reservation]) -> dict[Replica, OnDevice]:
+def on_devices(residents: Iterable[Reservation]) -> dict[Which, OnDevice]:
     """Each of them with those who hold some of its devices, too."""
     held = defaultdict[str, list[Reservation]](list)
     for each in residents:
         for uuid in each.devices:
             held[uuid].append(each)
-    return {replica_of(each): _on_device(each, held) for each in residents if each.devices}
+    return {each.which: _on_device(each, held) for each in residents if each.devices}
 
 
 def _on_device(own: Reservation, held: Mapping[str, Sequence[Reservation]]) -> OnDevice:
-    others = {replica_of(other): other for uuid in own.devices for other in held[uuid] if other is not own}
+    others = {other.which: other for uuid in own.devices for other in held[uuid] if other is not own}
     return OnDevice(own, tuple(others.values()))
 
 
@@ -284,7 +280,7 @@ def _concerns(view: NodeView, changed: Set[Known], of_classes: Set[str]) -> bool
     return any(device in there and profile in profiles for device, profile in changed)
 
 
-def _named(records: Iterable[ContainerRecord]) -> Iterator[tuple[ContainerRecord, Replica]]:
+def _named(records: Iterable[ContainerRecord]) -> Iterator[tuple[ContainerRecord, Which]]:
     for record in records:
         if record.request_id is not None and record.replica is not None and record.generation is not None:
             yield record, (record.request_id, record.replica, record.generation)

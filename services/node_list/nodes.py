@@ -22,10 +22,8 @@ from shared.messages import (
     NodeState,
     Reservation,
     Standing,
+    Which,
 )
-
-Replica = tuple[str, int, int]
-"""Request id, replica, generation: which container a warning is about."""
 
 _shown_of_device = attrgetter(*Device.model_fields)
 _shown_of_node = attrgetter("start_id", "labels", "cpu_milli", "memory_mib", "foreign_cpu_milli", "foreign_memory_mib")
@@ -55,8 +53,8 @@ class NodeView:
     facts: NodeFacts | None = None
     """As published last, or as found in rt_nodes."""
     residents: tuple[Reservation, ...] = ()
-    warned: dict[Replica, bool] = field(default_factory=dict)
-    judged: dict[Replica, int] = field(default_factory=dict)
+    warned: dict[Which, bool] = field(default_factory=dict)
+    judged: dict[Which, int] = field(default_factory=dict)
     standings: dict[str, dict[str, ClassStanding]] = field(default_factory=dict)
     """Per device uuid, per class."""
     changes: int = 0
@@ -158,7 +156,7 @@ class NodeView:
 
     def judge_devices(self, policy: Policy, learned: Learned) -> dict[str, dict[str, ClassStanding]]:
         """The standing of each device in each class, as things are now."""
-        live = {(r.request_id, r.replica, r.generation) for r in self.residents}
+        live = {r.which for r in self.residents}
         self.warned = {of: warned for of, warned in self.warned.items() if of in live}
         self.judged = {of: judged for of, judged in self.judged.items() if of in live}
         devices = self.metrics.devices if self.metrics else ()
@@ -172,7 +170,7 @@ class NodeView:
         if not device.healthy:
             return excluded(f"device not healthy: {device.reason}")
         residents = [r for r in self.residents if device.uuid in r.devices]
-        at_risk = [r.request_id for r in residents if self.warned.get((r.request_id, r.replica, r.generation))]
+        at_risk = [r.request_id for r in residents if self.warned.get(r.which)]
         foreign = self._foreign(device, policy)
         standing = judge(device, wanted, residents, at_risk, foreign, policy.tight_ratio)
         return standing if foreign else by_measure(standing, device, wanted, residents, learned)

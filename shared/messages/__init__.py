@@ -17,6 +17,7 @@ from shared.messages.ledger import (
     Site,
     Size,
     Step,
+    Which,
     container_name,
 )
 from shared.messages.nodes import (
@@ -148,6 +149,7 @@ __all__ = [
     "TaskBatch",
     "TaskEventKind",
     "Volume",
+    "Which",
     "container_name",
     "unknown_fields",
 ]

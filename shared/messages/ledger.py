@@ -33,6 +33,10 @@ class Lease(Message):
     """Every step that this placer wrote up to this revision of the ledger is in the stream of events."""
 
 
+Which = tuple[str, int, int]
+"""Request id, replica, generation: one placement of one replica, and so its container."""
+
+
 class Reservation(Message):
     """What one replica holds on one node, all of it, so that it can be rebuilt from a container's labels."""
 
@@ -54,6 +58,10 @@ class Reservation(Message):
     @property
     def kind(self) -> Kind | None:
         return self.realtime.kind if self.realtime else None
+
+    @property
+    def which(self) -> Which:
+        return (self.request_id, self.replica, self.generation)
 
 
 class NodeReservations(Message):

@@ -180,11 +180,10 @@ class Carrying:
             self._seen(event.found, held)
 
     def _seen(self, found: Found, held: Reservation) -> None:
-        which = (held.request_id, held.replica, held.generation)
         if found.running:
-            self._placer.add(MarkStarted(*which, found.node))
+            self._placer.add(MarkStarted(*held.which, found.node))
         else:
-            self._placer.add(MarkExited(*which, found.exit_code))
+            self._placer.add(MarkExited(*held.which, found.exit_code))
         self._pursue_again(held.request_id)
 
     def start_failed(self, event: StartFailed) -> None:
@@ -192,7 +191,7 @@ class Carrying:
         if isinstance(begun, Start):
             held = begun.labels.reservation
             self._note(held, f"start failed: {event.reason}")
-            self._placer.add(MarkStartFailed(held.request_id, held.replica, held.generation, event.reason))
+            self._placer.add(MarkStartFailed(*held.which, event.reason))
             self._pursue_again(held.request_id)
 
     def progress(self, event: Progress) -> None:
@@ -211,7 +210,7 @@ class Carrying:
         self.hands.ended(event.container, self._placer.now_us)
         if held := self._held(event.node, event.container):
             self._note(held, "gone")
-            self._placer.add(MarkGone(held.request_id, held.replica, held.generation))
+            self._placer.add(MarkGone(*held.which))
 
     def stop_failed(self, event: StopFailed) -> None:
         """It may still run: its reservation stays, and the next beat tries again."""
@@ -224,13 +223,13 @@ class Carrying:
         self.hands.ended(event.container, self._placer.now_us)
         if held := self._held(event.node, event.container):
             self._note(held, f"resized, {said(event.size)}")
-            self._settle(MarkResized(held.request_id, held.replica, held.generation, event.size))
+            self._settle(MarkResized(*held.which, event.size))
 
     def resize_failed(self, event: ResizeFailed) -> None:
         self.hands.ended(event.container, self._placer.now_us)
         if held := self._held(event.node, event.container):
             self._note(held, f"resize failed: {event.reason}")
-            self._settle(MarkResizeFailed(held.request_id, held.replica, held.generation, event.size, event.reason))
+            self._settle(MarkResizeFailed(*held.which, event.size, event.reason))
 
     def resize_unknown(self, event: ResizeUnknown) -> None:
         """It may have either size: both stay reserved, and the next beat tries again."""
@@ -250,7 +249,7 @@ class Carrying:
     def _held(self, node: str, container: str) -> Reservation | None:
         """The reservation that stands for a container of our own."""
         for held in self._placer.ledger.reservations(node):
-            if self._container(held.request_id, held.replica, held.generation) == container:
+            if self._container(*held.which) == container:
                 return held
         return None
 

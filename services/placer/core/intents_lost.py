@@ -177,12 +177,11 @@ class NodeGone(Intent):
 
     def _end(self, scope: Scope, held: Reservation) -> None:
         """By this placer from now on: who observes something of a container owns it."""
-        which = (held.request_id, held.replica, held.generation)
         record = scope.draft.known(held.request_id)
         site = site_of(record, held.replica, held.generation) if record else None
         if record is not None and site is not None and site.state != State.HELD:
             scope.draft.put(record.model_copy(update={"owner": scope.me}))
-            Vanished(*which, None).plan(scope)
+            Vanished(*held.which, None).plan(scope)
 
     def refused(self, code: int, field: str, found: str, allowed: str) -> tuple[Effect, ...]:
         fault = FieldError(field, found, allowed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from services.placer.core.records import HOLDING, NO_STATES, holders, overall, reservation_of
-from shared.messages import SHARE_WHOLE_MICRO, ReplicaRecord, RequestRecord, Reservation, State
+from shared.messages import SHARE_WHOLE_MICRO, ReplicaRecord, RequestRecord, Reservation, State, Which
 
 _FROM_REPLICAS = frozenset({State.QUEUED, State.HELD, State.PLACED, State.STARTED, State.WAITING, State.STOPPING})
 
@@ -45,13 +45,12 @@ def _last_state(record: RequestRecord) -> str | None:
 def node_faults(node: str, reservations: Iterable[Reservation]) -> Iterator[str]:
     """No device is over-committed by reservations of this ledger, and nothing is reserved twice."""
     share: dict[str, int] = {}
-    seen: dict[tuple[str, int, int], int] = {}
+    seen: dict[Which, int] = {}
     for each in reservations:
         if each.container is None:
             for device in each.devices:
                 share[device] = share.get(device, 0) + each.share_micro
-            held = (each.request_id, each.replica, each.generation)
-            seen[held] = seen.get(held, 0) + 1
+            seen[each.which] = seen.get(each.which, 0) + 1
     yield from (
         f"{node}: {device} promises {total} of {SHARE_WHOLE_MICRO}"
         for device, total in share.items()

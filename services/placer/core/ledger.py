@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from services.placer.core.cluster import Cluster
@@ -42,6 +43,7 @@ class Stored(Generic[M]):
 
 
 _ABSENT: Stored[Any] = Stored()
+_which = attrgetter("which")
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +372,7 @@ class Draft:
         for each in holders(record):
             if each.replica in chosen and each.node is not None:
                 come, held = reservation_of(record, each), list(self.reservations(each.node))
-                insort(held, come, key=_held)
+                insort(held, come, key=_which)
                 self._nodes[each.node] = now = tuple(held)
                 self._cluster.set_reservations(each.node, now, come)
 
@@ -380,7 +382,7 @@ class Draft:
         for each in holders(record):
             if each.node is not None and (chosen is None or each.replica in chosen):
                 held = (record.request_id, each.replica, each.generation)
-                left = tuple(r for r in self.reservations(each.node) if r.container or _held(r) != held)
+                left = tuple(r for r in self.reservations(each.node) if r.container or r.which != held)
                 self.set_reservations(each.node, left)
 
     def replace(self, record: RequestRecord, changed: RequestRecord, replicas: Collection[int]) -> None:
@@ -391,7 +393,7 @@ class Draft:
 
     def set_reservations(self, node: str, reservations: tuple[Reservation, ...]) -> None:
         """In one order, so that what is taken and given back is as it was."""
-        self._nodes[node] = tuple(sorted(reservations, key=_held))
+        self._nodes[node] = tuple(sorted(reservations, key=_which))
         self._cluster.set_reservations(node, self._nodes[node])
 
     # --- the batch ---
@@ -441,13 +443,9 @@ def _gave_up(before: Iterable[Reservation], after: Iterable[Reservation]) -> boo
     """Whether somebody left, or has less of the node's CPU or memory: all that can change of a reservation."""
     here = set(map(id, after))
     changed = [each for each in before if id(each) not in here]
-    sizes = {_held(each): (each.cpu_milli, each.memory_mib) for each in after} if changed else {}
+    sizes = {each.which: (each.cpu_milli, each.memory_mib) for each in after} if changed else {}
     for each in changed:
-        cpu, memory = sizes.get(_held(each), (-1, -1))
+        cpu, memory = sizes.get(each.which, (-1, -1))
         if cpu < each.cpu_milli or memory < each.memory_mib:
             return True
     return False
-
-
-def _held(reservation: Reservation) -> tuple[str, int, int]:
-    return (reservation.request_id, reservation.replica, reservation.generation)

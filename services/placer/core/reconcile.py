@@ -130,31 +130,31 @@ class Judge:
             result.intents.extend(self._observed(found, site, held))
         elif site.state == State.STOPPING:
             if not found.running:
-                result.intents.append(MarkGone(held.request_id, held.replica, held.generation))
+                result.intents.append(MarkGone(*held.which))
         else:
             result.effects.append(_end(found))
 
     def _observed(self, found: Found, replica: ReplicaRecord, held: Reservation) -> list[Intent]:
         if not found.running:
-            return [MarkExited(held.request_id, held.replica, held.generation, found.exit_code)]
+            return [MarkExited(*held.which, found.exit_code)]
         if replica.state == State.PLACED:
-            return [MarkStarted(held.request_id, held.replica, held.generation, found.node)]
+            return [MarkStarted(*held.which, found.node)]
         return []
 
     def _rebuilt(self, found: Found, labels: ContainerLabels) -> list[Reservation]:
         """What an unexplained container holds, unless a reservation of its own stands for it already."""
         held = labels.reservation
-        present = {_which(each) for each in self.ledger.reservations(found.node) if not each.container}
-        if _which(held) in present and labels.ledger_id in self.own_ids:
+        present = {each.which for each in self.ledger.reservations(found.node) if not each.container}
+        if held.which in present and labels.ledger_id in self.own_ids:
             return []
         return [held.model_copy(update={"container": found.container})]
 
     # --- what is not ---
 
     def _missing(self, listed: Listed, asked_us: int, result: Judgement) -> None:
-        there = {_which(found.labels.reservation) for found in listed.found if found.labels}
+        there = {found.labels.reservation.which for found in listed.found if found.labels}
         for held in self.ledger.reservations(listed.node):
-            if _which(held) in there:
+            if held.which in there:
                 continue
             stored = self.ledger.records.get(held.request_id)
             record = stored.value if stored else None
@@ -180,7 +180,3 @@ class Judge:
 
 def _end(found: Found) -> Effect:
     return (Stop if found.running else Remove)(found.node, found.container)
-
-
-def _which(held: Reservation) -> tuple[str, int, int]:
-    return (held.request_id, held.replica, held.generation)
