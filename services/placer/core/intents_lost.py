@@ -7,16 +7,15 @@ from dataclasses import dataclass
 
 from services.placer.core.intents import Intent, Scope
 from services.placer.core.intents_life import MarkExited
-from services.placer.core.intents_moves import rest
+from services.placer.core.intents_moves import Leave, rest
 from services.placer.core.lost import is_lost, lost_device, may_run_again, moving_to, stranded
-from services.placer.core.moving import begin, call_off
+from services.placer.core.moving import call_off
 from services.placer.core.outcome import Fits, Move
 from services.placer.core.records import (
     MOVE_FAILED,
     freed,
     overall,
     place_of,
-    replica_of,
     reservation_of,
     site_of,
     size_held,
@@ -82,45 +81,31 @@ def _reasons(scope: Scope, record: RequestRecord) -> tuple[Reason, ...]:
 
 
 @dataclass(frozen=True)
-class MoveOff(Intent):
-    """Away from what is lost, where its backend still answers: it starts elsewhere, then stops here (leader).
+class MoveOff(Leave):
+    """Away from what is lost, where its backend still answers: it starts elsewhere, then stops here.
 
     So it goes on running while it fits nowhere else. From a lost device only who asked for that, also hard ones.
     """
-
-    request_id: str
-    replica: int
 
     @property
     def key(self) -> Hashable:
         return ("off", self.request_id, self.replica)
 
-    @property
-    def weight(self) -> int:
-        return 3
-
-    def plan(self, scope: Scope) -> tuple[Effect, ...]:
-        record = scope.draft.record(self.request_id)
-        replica = replica_of(record, self.replica) if record else None
-        if record is None or replica is None or replica.node is None or not scope.leads():
-            return ()
-        why = _why(scope, record, replica)
+    def found(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord, node: str) -> tuple[Move, str] | None:
+        """See Leave."""
+        why = _why(scope, record, node, replica.devices)
         if why is None or _failed_lately(scope, record) or scope.draft.elsewhere() >= scope.rules.lost_at_once:
-            return ()
-        move = _move(scope, reservation_of(record, replica), replica.node)
-        if move is None:
-            return ()
-        scope.as_leader()
-        return begin(scope, move, f"since {why}")
+            return None
+        move = _move(scope, reservation_of(record, replica), node)
+        return (move, f"since {why}") if move else None
 
 
-def _why(scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> str | None:
+def _why(scope: Scope, record: RequestRecord, node: str, devices: Sequence[str]) -> str | None:
     """Why it should leave its place; None where it should not, or may not."""
-    assert replica.node is not None
-    if is_lost(scope.chooser.cluster, replica.node):
-        return f"{replica.node} is lost" if may_run_again(record) else None
+    if is_lost(scope.chooser.cluster, node):
+        return f"{node} is lost" if may_run_again(record) else None
     asked = record.body is not None and record.body.on_risk == "move"
-    return lost_device(scope.chooser.cluster, replica.node, replica.devices) if asked else None
+    return lost_device(scope.chooser.cluster, node, devices) if asked else None
 
 
 def _failed_lately(scope: Scope, record: RequestRecord) -> bool:

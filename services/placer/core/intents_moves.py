@@ -24,7 +24,7 @@ from services.placer.core.records import (
 from services.placer.core.risk import at_risk
 from shared.effects import Effect, Reply
 from shared.errors import FieldError
-from shared.messages import RequestRecord, RoomMade
+from shared.messages import ReplicaRecord, RequestRecord, RoomMade
 
 
 @dataclass(frozen=True)
@@ -87,15 +87,11 @@ class MakeRoom(Intent):
 
 
 @dataclass(frozen=True)
-class MoveAway(Intent):
-    """One that wants it leaves a device on which somebody misses a guarantee, where another takes it (leader)."""
+class Leave(Intent):
+    """A replica leaves its place for another one, where there is a reason and one that takes it (leader)."""
 
     request_id: str
     replica: int
-
-    @property
-    def key(self) -> Hashable:
-        return ("away", self.request_id)
 
     @property
     def weight(self) -> int:
@@ -104,17 +100,37 @@ class MoveAway(Intent):
     def plan(self, scope: Scope) -> tuple[Effect, ...]:
         record = scope.draft.record(self.request_id)
         replica = replica_of(record, self.replica) if record else None
-        if record is None or replica is None or replica.node is None or not scope.leads() or not scope.may_move():
+        if record is None or replica is None or replica.node is None or not scope.leads():
             return ()
-        bad, held = at_risk(scope.chooser.cluster), reservation_of(record, replica)
-        tenant = scope.rested(held) if set(bad.get(replica.node, ())) & set(held.devices) else None
-        if tenant is None or tenant.request.on_risk != "move":
-            return ()
-        move = scope.chooser.move_away(tenant.request, replica.node, held, bad, scope.rested)
-        if move is None:
+        found = self.found(scope, record, replica, replica.node)
+        if found is None:
             return ()
         scope.as_leader()
-        return begin(scope, move, "since a guarantee is missed where it is")
+        return begin(scope, *found)
+
+    def found(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord, node: str) -> tuple[Move, str] | None:
+        """The move from that node, and why."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class MoveAway(Leave):
+    """One that wants it leaves a device on which somebody misses a guarantee."""
+
+    @property
+    def key(self) -> Hashable:
+        return ("away", self.request_id)
+
+    def found(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord, node: str) -> tuple[Move, str] | None:
+        """See Leave."""
+        if not scope.may_move():
+            return None
+        bad, held = at_risk(scope.chooser.cluster), reservation_of(record, replica)
+        tenant = scope.rested(held) if set(bad.get(node, ())) & set(held.devices) else None
+        if tenant is None or tenant.request.on_risk != "move":
+            return None
+        move = scope.chooser.move_away(tenant.request, node, held, bad, scope.rested)
+        return (move, "since a guarantee is missed where it is") if move else None
 
 
 def _moves_still(scope: Scope, room: RoomMade) -> bool:
