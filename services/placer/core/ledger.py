@@ -86,6 +86,8 @@ class Ledger:
         """Requests of which a replica is being started at a second place."""
         self.owned: dict[str, set[str]] = {}
         """By owner: requests that go on, or may."""
+        self.movers: set[str] = set()
+        """Requests that asked to be moved where it helps (`on_risk: move`)."""
         self.pursued: set[str] = set()
         """Requests of which something is to be stopped or resized."""
         self.ended: dict[str, None] = {}
@@ -170,8 +172,9 @@ class Ledger:
         """Nothing is known any more."""
         for kind in _KEYS:
             self._tables[kind].clear()
-        for names in (self.live, self.waiting, self.held, self.elsewhere, self.helped, self.pursued, self.rebuilt):
+        for names in (self.live, self.waiting, self.held, self.elsewhere, self.helped, self.movers, self.pursued):
             names.clear()
+        self.rebuilt.clear()
         self.owned.clear()
         self.ended.clear()
 
@@ -179,7 +182,7 @@ class Ledger:
         """Drop a record whose time in the ledger is over."""
         self.records.pop(request_id, None)
         self.ended.pop(request_id, None)
-        for names in (self.live, self.waiting, self.held):
+        for names in (self.live, self.waiting, self.held, self.movers):
             names.discard(request_id)
 
     def outlived(self, seen_before_us: int) -> list[str]:
@@ -197,6 +200,8 @@ class Ledger:
             yield f"owned: {self.owned}"
         if self.pursued != {name for name, record in seen.items() if _is_pursued(record)}:
             yield f"pursued: {self.pursued}"
+        if self.movers != {name for name, record in seen.items() if _is_mover(record)}:
+            yield f"movers: {self.movers}"
         over = {n for n, s in self.records.items() if not s.broken and (s.value is None or s.value.state.final)}
         if self.ended.keys() != over:
             yield f"ended: {self.ended.keys() ^ over}"
@@ -207,6 +212,7 @@ class Ledger:
             record = stored.value if stored and stored.value and not stored.value.final else None
             self._index_end(key.name, stored)
             self._index_owner(key.name, before.value, record)
+            _keep(self.movers, key.name, kept=record is not None and _is_mover(record))
             _keep(self.pursued, key.name, kept=record is not None and _is_pursued(record))
             _keep(self.live, key.name, kept=record is not None)
             _keep(self.waiting, key.name, kept=record is not None and record.state in UNPLACED)
@@ -239,6 +245,10 @@ class Ledger:
 
 def _keep(names: set[str], name: str, *, kept: bool) -> None:
     (names.add if kept else names.discard)(name)
+
+
+def _is_mover(record: RequestRecord) -> bool:
+    return record.body is not None and record.body.on_risk == "move"
 
 
 def _is_pursued(record: RequestRecord) -> bool:

@@ -70,11 +70,10 @@ def moving_to(record: RequestRecord, node: str) -> list[ReplicaRecord]:
 
 def on_lost_devices(cluster: Cluster, ledger: Ledger) -> Iterator[tuple[str, int, int]]:
     """Request, replica and generation of everyone on a lost device of a node that lives who asked to be moved."""
-    for record in ledger.live_records():
-        if record.body is None or record.body.on_risk != "move":
-            continue
-        for each in record.replicas:
+    for request_id in ledger.movers:
+        record = ledger.records[request_id].value
+        for each in record.replicas if record else ():
             if each.node is None or each.state != State.STARTED or not at_rest(each):
                 continue
             if lost_device(cluster, each.node, each.devices):
-                yield record.request_id, each.replica, each.generation
+                yield request_id, each.replica, each.generation
