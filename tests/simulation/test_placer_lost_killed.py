@@ -113,25 +113,25 @@ def started(world: LosingWorld, **body: Any) -> None:
     world.counting = True
 
 
-def lost(world: LosingWorld) -> None:
-    started(world)
-    world.lose(world.where())
+def lost(world: LosingWorld, replica: int = 0, **body: Any) -> str:
+    """The node on which it was."""
+    started(world, **body)
+    node = world.where(replica)
+    world.lose(node)
     world.pass_time(16)
+    return node
+
+
+def lost_for_good(world: LosingWorld) -> None:
+    lost(world)
 
 
 def lost_and_back(world: LosingWorld) -> None:
-    started(world)
-    node = world.where()
-    world.lose(node)
-    world.pass_time(16)
-    world.back(node)
+    world.back(lost(world))
 
 
 def lost_and_nothing_else_fits(world: LosingWorld) -> None:
-    started(world, candidates=["n0"])
-    world.lose("n0")
-    world.pass_time(16)
-    world.back("n0")
+    world.back(lost(world, candidates=["n0"]))
 
 
 def only_its_monitor_is_lost(world: LosingWorld) -> None:
@@ -141,28 +141,18 @@ def only_its_monitor_is_lost(world: LosingWorld) -> None:
 
 
 def one_of_a_gang(world: LosingWorld) -> None:
-    started(world, replicas=2, spread_over="node")
-    node = world.where(1)
-    world.lose(node)
-    world.pass_time(16)
-    world.back(node)
+    world.back(lost(world, 1, replicas=2, spread_over="node"))
 
 
 def lost_and_released(world: LosingWorld) -> None:
-    started(world)
-    node = world.where()
-    world.lose(node)
-    world.pass_time(16)
+    node = lost(world)
     release(world, "a")
     world.pass_time(2)
     world.back(node)
 
 
 def lost_and_ended_elsewhere(world: LosingWorld) -> None:
-    started(world)
-    node = world.where()
-    world.lose(node)
-    world.pass_time(16)
+    node = lost(world)
     (new,) = [name for name in world.running("a") if world.boxes[name].labels.node != node]
     world.end(new, 0)
     world.pass_time(12)
@@ -181,7 +171,7 @@ def lost_and_said_to_be_gone(world: LosingWorld) -> None:
 
 
 SCENARIOS: tuple[Script, ...] = (
-    lost,
+    lost_for_good,
     lost_and_back,
     lost_and_nothing_else_fits,
     only_its_monitor_is_lost,
