@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from bench.shared_devices import declared
 from services.deadline_tracker.core import LEASE, Core
 from services.monitor.batches import Piles
 from services.monitor.open_tasks import BEGIN, END, OpenTasks, RingRows, Row
@@ -16,7 +17,6 @@ from shared.messages import (
     NodeFacts,
     NodeReservations,
     NodeState,
-    Realtime,
     Reservation,
     RingInfo,
     TaskBatch,
@@ -54,17 +54,7 @@ class World:
 
     def add(self, container: Container) -> None:
         """Its reservation is in the ledger before its first task begins."""
-        task = container.task
-        realtime = Realtime(
-            deadline_us=task.deadline_us,
-            period_us=task.period_us,
-            runtime_us=task.runtime_us,
-            kind=task.kind,
-            host_us=task.host_us,
-            segments=task.segments,
-            gate=task.gate,
-        )
-        self._held.append(_reservation(container.name, realtime))
+        self._held.append(_reservation(container))
         body = NodeReservations(node=NODE, reservations=tuple(self._held)).to_json()
         self._do(KeyChanged(LEDGER, node_key(NODE), body, len(self._held)))
         info = RingInfo(ring=f"ring-{container.name}", container=container.name)
@@ -138,9 +128,9 @@ class World:
                 self._do(CommitDone(effect.commit, CommitOutcome.WRITTEN, revisions | {LEASE: self.device.now_us}))
 
 
-def _reservation(name: str, realtime: Realtime) -> Reservation:
+def _reservation(container: Container) -> Reservation:
     return Reservation(
-        request_id=f"q-{name}",
+        request_id=f"q-{container.name}",
         replica=0,
         generation=1,
         devices=(UUID,),
@@ -148,5 +138,5 @@ def _reservation(name: str, realtime: Realtime) -> Reservation:
         device_memory_mib=1,
         cpu_milli=1,
         memory_mib=1,
-        realtime=realtime,
+        realtime=declared(container.task, container.task.kind),
     )

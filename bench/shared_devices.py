@@ -32,6 +32,24 @@ MEMORY_MIB: Final = 256
 """Of the node, for each container: who spreads by memory spreads by number."""
 
 
+def share_micro(task: RtTask) -> int:
+    """The part of a device's time that it takes, rounded up."""
+    return -(-SHARE_WHOLE_MICRO * task.runtime_us // task.period_us)
+
+
+def declared(task: RtTask, kind: Kind) -> Realtime:
+    """What a container with this task says of it."""
+    return Realtime(
+        deadline_us=task.deadline_us,
+        period_us=task.period_us,
+        runtime_us=task.runtime_us,
+        kind=kind,
+        host_us=task.host_us,
+        segments=task.segments,
+        gate=task.gate,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """A container and its recurring task; with `phase_us` all its releases are known, else they come by chance."""
@@ -56,22 +74,13 @@ class Chooser:
 
     def request(self, wanted: Wanted) -> PlaceRequest:
         """What is told no deadlines asks as a container that is promised nothing."""
-        task = wanted.task
-        micro = -(-SHARE_WHOLE_MICRO * task.runtime_us // task.period_us)
-        share = min(SHARE_WHOLE_MICRO, round(micro / self.fill_ratio)) / SHARE_WHOLE_MICRO
-        realtime = Realtime(
-            deadline_us=task.deadline_us,
-            period_us=task.period_us,
-            runtime_us=task.runtime_us,
-            kind=Kind.FIRM if self.told else Kind.SOFT,
-            gate=task.gate,
-        )
+        share = min(SHARE_WHOLE_MICRO, round(share_micro(wanted.task) / self.fill_ratio)) / SHARE_WHOLE_MICRO
         return PlaceRequest(
             request_id=wanted.name,
             command=("serve",),
             gpu=Gpu(share=share),
             memory_mib=MEMORY_MIB,
-            realtime=realtime,
+            realtime=declared(wanted.task, Kind.FIRM if self.told else Kind.SOFT),
             strategy=self.strategy.name,
         )
 

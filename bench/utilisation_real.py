@@ -23,7 +23,7 @@ from statistics import mean
 from typing import Final
 
 from bench.report import tell
-from bench.shared_devices import Kept, total
+from bench.shared_devices import Kept, declared, share_micro, total
 from bench.utilisation import CROWD, FEW, NEWCOMERS, Place
 from cli.client import Client, connected
 from cli.embedded import dies_with
@@ -31,7 +31,7 @@ from cli.place import decide
 from cli.programs import REAL
 from cli.release import ask as release
 from shared.admission import RtTask
-from shared.messages import SHARE_WHOLE_MICRO, Gpu, Kind, NodeDeadlines, NodeFacts, PlaceRequest, Realtime
+from shared.messages import SHARE_WHOLE_MICRO, Gpu, Kind, NodeDeadlines, NodeFacts, PlaceRequest
 from shared.subjects import DEADLINES, NODES, node_key
 
 CORES: Final = 2
@@ -52,15 +52,10 @@ NOTES: Final = (
 ARRIVING: Final = (DETECTOR, CAPTIONER) * 4
 
 
-def share_micro(task: RtTask) -> int:
-    return -(-SHARE_WHOLE_MICRO * task.runtime_us // task.period_us)
-
-
 def request(name: str, task: RtTask, strategy: str, kind: Kind, phase_us: int) -> PlaceRequest:
     share = Gpu(share=share_micro(task) / SHARE_WHOLE_MICRO)
-    timing = Realtime(deadline_us=task.deadline_us, period_us=task.period_us, runtime_us=task.runtime_us, kind=kind)
     command = ("python", str(BUSY), *map(str, (task.runtime_us, task.period_us, phase_us)))
-    return PlaceRequest(request_id=name, command=command, gpu=share, realtime=timing, strategy=strategy)
+    return PlaceRequest(request_id=name, command=command, gpu=share, realtime=declared(task, kind), strategy=strategy)
 
 
 # ----------------------------------------------------------------------------------------- the cluster

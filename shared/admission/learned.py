@@ -221,8 +221,8 @@ def _explained(tenant: Tenant, bound: Bound, time_us: int, beside: Beside, slack
 def _columns(beside: Beside, times: ResponseTimes) -> LearnedTimes:
     newer, older = times.dump()
     bins = sorted(newer.keys() | older.keys())
-    counts = ([each.get(bin_, 0) for bin_ in bins] for each in (newer, older))
-    return LearnedTimes(beside=beside, bin=bins, newer=next(counts), older=next(counts))
+    counts = [[each.get(bin_, 0) for bin_ in bins] for each in (newer, older)]
+    return LearnedTimes(beside=beside, bin=bins, newer=counts[0], older=counts[1])
 
 
 def _times(rows: Sequence[tuple[int, int, int]]) -> ResponseTimes:
