@@ -57,9 +57,9 @@ class PlacerSettings(ServiceSettings):
     """How long a final key stays: longer than RT_PLACE keeps copies of requests (an hour), so no copy looks new."""
     batch: int = Field(default=64, ge=1, le=500)
     """Transitions planned into one commit: one write to the disk for all of them, and few lost by one conflict."""
-    defragment: Literal["off", "waiting"] = "off"
-    """Whether the first request that waits may have others move (docs/placement.md) without an operator's word: off,
-    since who moves starts anew."""
+    defragment: Literal["off", "waiting", "widen"] = "off"
+    """Whether others move (docs/placement.md) without an operator's word: for the first that waits, with `widen` also
+    while none waits, so that a larger block of devices is free; off, since who moves starts anew."""
     moves_at_once: int = Field(default=1, ge=1, le=64)
     """Containers that are being started elsewhere at a time: each has two reservations meanwhile."""
     move_rest_us: int = Field(default=600_000_000, ge=0)

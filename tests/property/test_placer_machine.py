@@ -77,7 +77,7 @@ class PlacersMachine(RuleBasedStateMachine):
 
     @initialize(
         placers=st.integers(1, MOST_PLACERS),
-        defragment=st.sampled_from(["off", "waiting"]),
+        defragment=st.sampled_from(["off", "waiting", "widen"]),
         fragmented=st.sampled_from([None, 0, 2]),
     )
     def begin(self, placers: int, defragment: Literal["off", "waiting"], fragmented: int | None) -> None:

@@ -20,7 +20,7 @@ from services.placer.core.ledger import LEADER, Draft
 from services.placer.core.outcome import Assignment, Decision, Fits, Move, NotNow
 from services.placer.core.outlooks import Learned
 from services.placer.core.pipeline import decide, fits_by_size, fits_more, moves
-from services.placer.core.planners.defrag import move_away
+from services.placer.core.planners.defrag import BLOCK, move_away, moves_to_widen
 from services.placer.core.question import Question, Tenant, Tenants, nobody
 from services.placer.core.records import Order, labels_of, moved_us, order, tenant_of
 from services.placer.core.strategies import STRATEGIES, Strategy, strategy_named
@@ -44,7 +44,7 @@ class Rules:
     age_us: int = 600 * SECOND_US
     heads: int = 4
     patience_us: int = 600 * SECOND_US
-    defragment: Literal["off", "waiting"] = "off"
+    defragment: Literal["off", "waiting", "widen"] = "off"
     """For whom others move although nobody asks for it: for no one, or for the first that waits."""
     moves_at_once: int = 1
     """Containers that are being started elsewhere at a time."""
@@ -144,6 +144,15 @@ class Chooser:
                 only_replicas=only,
                 others_of_request=others,
             )
+
+    def widening(self, tenants: Tenants) -> tuple[Move, ...]:
+        """Moves of others after which the largest block of free devices on one node is larger; room kept counts."""
+        strategies = self.learned.strategies
+        strategy = strategy_named(BLOCK.strategy, strategies)
+        question = Question(
+            self.cluster, BLOCK, strategy, (0,), self.capabilities, tie=self.tie, tenants=tenants, strategies=strategies
+        )
+        return moves_to_widen(question)
 
     def move_away(
         self, request: PlaceRequest, node: str, held: Reservation, bad: Mapping[str, tuple[str, ...]], tenants: Tenants

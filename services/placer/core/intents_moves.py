@@ -87,6 +87,25 @@ class MakeRoom(Intent):
 
 
 @dataclass(frozen=True)
+class Widen(Intent):
+    """The next move of a plan after which a larger block of devices is free, while nobody waits (leader)."""
+
+    @property
+    def key(self) -> Hashable:
+        return ("widen",)
+
+    @property
+    def weight(self) -> int:
+        return 4
+
+    def plan(self, scope: Scope) -> tuple[Effect, ...]:
+        if not scope.leads() or not scope.may_move() or not (found := scope.chooser.widening(scope.rested)):
+            return ()
+        scope.as_leader()
+        return begin(scope, found[0], "so that more devices of one node are free together")
+
+
+@dataclass(frozen=True)
 class Leave(Intent):
     """A replica leaves its place for another one, where there is a reason and one that takes it (leader)."""
 

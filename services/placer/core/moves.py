@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from services.placer.core.cluster import Cluster
 from services.placer.core.intents import SECOND_US, Intent, Rules
-from services.placer.core.intents_moves import MakeRoom, MoveAway
+from services.placer.core.intents_moves import MakeRoom, MoveAway, Widen
 from services.placer.core.ledger import Ledger
 from services.placer.core.queue import Queue
 from services.placer.core.risk import who_wants_away
 
 LOOK_AGAIN_US = 5 * SECOND_US
 """Between two plans that nobody asked for: one is many decisions, and what helps now may not be known at once."""
+WIDEN_AGAIN_US = 30 * SECOND_US
+"""The same where nobody waits: nobody is in a hurry, and the search has to look at several sizes."""
 
 
 class Moves:
@@ -32,10 +34,15 @@ class Moves:
         return [MoveAway(*first)]
 
     def next(self, now_us: int) -> list[Intent]:
-        """For whom an operator asked; else, where that is the policy, for the first that waits."""
+        """For whom an operator asked; else, where that is the policy, for the first that waits or for who may come."""
         if asked := sorted(self._ledger.helped):
             return [MakeRoom(request_id) for request_id in asked]
-        if self._rules.defragment == "off" or now_us - self._looked_us < LOOK_AGAIN_US or self._queue.head is None:
+        if self._rules.defragment == "off":
+            return []
+        head = self._queue.head
+        if now_us - self._looked_us < (WIDEN_AGAIN_US if head is None else LOOK_AGAIN_US):
             return []
         self._looked_us = now_us
-        return [MakeRoom(self._queue.head, by_policy=True)]
+        if head is not None:
+            return [MakeRoom(head, by_policy=True)]
+        return [Widen()] if self._rules.defragment == "widen" else []

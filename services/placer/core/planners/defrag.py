@@ -15,7 +15,7 @@ from services.placer.core.demand import NEWCOMER, Demand
 from services.placer.core.leaving import Held, Leaving, leaving, nearest, room_on, room_without
 from services.placer.core.outcome import Assignment, Move
 from services.placer.core.question import Question
-from shared.messages import SHARE_WHOLE_MICRO, Gpu, Kind, Reservation
+from shared.messages import SHARE_WHOLE_MICRO, Gpu, Kind, PlaceRequest, Reservation
 
 MOST_MOVES: Final = 3
 TRIES: Final = 64
@@ -34,6 +34,10 @@ def moves_for(question: Question, most: int = MOST_MOVES, tries: int = TRIES) ->
         return _Search(question, most, tries).run()
 
 
+BLOCK: Final = PlaceRequest(name="a block of free devices", command=("none",))
+"""Stands for whoever may come and want several devices of one node, whole."""
+
+
 def moves_to_widen(question: Question, most: int = MOST_MOVES, tries: int = TRIES) -> tuple[Move, ...]:
     """Moves after which the largest block of free devices on one node is as large as `most` moves can make it.
 
@@ -41,10 +45,10 @@ def moves_to_widen(question: Question, most: int = MOST_MOVES, tries: int = TRIE
     """
     best: tuple[Move, ...] = ()
     gpu = question.request.gpu or Gpu()
-    largest = int(question.cluster.nodes["devices"].max())
+    largest = int(question.cluster.nodes["devices"].max(initial=0))
     for count in range(1, largest + 1):
         asked = question.request.model_copy(update={"gpu": gpu.model_copy(update={"count": count, "share": 1.0})})
-        wider = replace(question, request=asked, replicas=(0,))
+        wider = replace(question, request=asked, replicas=(0,), kept=False)
         if wider.fits():
             continue
         found = moves_for(wider, most, tries)
@@ -188,4 +192,4 @@ def _is(held: Reservation, move: Move) -> bool:
     return (held.request_id, held.replica, held.devices) == (move.request_id, move.to.replica, move.devices)
 
 
-__all__ = ["MOST_MOVES", "apply", "move_away", "moves_for", "moves_to_widen"]
+__all__ = ["BLOCK", "MOST_MOVES", "apply", "move_away", "moves_for", "moves_to_widen"]
