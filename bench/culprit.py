@@ -199,6 +199,7 @@ def report(counts: Counter[str]) -> None:
     ratios["noisy_in_time"] = counts["noisy_in_time"] / max(1, counts["noisy_pairs"])
     pairs = sum(counts[f"quiet_{name}_pairs"] for name in names)
     alarms = sum(counts[f"quiet_{name}_alarms"] for name in names)
+    accused = alarms + sum(counts[f"{name}_without_a_fault"] for name in names if name != Regime.MPS)
     ratios["false_alarms_per_pair"] = alarms / max(1, pairs)
     tell(
         "culprit",
@@ -207,12 +208,13 @@ def report(counts: Counter[str]) -> None:
         holds={
             "a culprit is named rightly in 95 % of overruns": min(ratios[f"{name}_right"] for name in names) >= TARGET,
             "a noisy neighbour is found within 20 tasks or 1 s, in 95 %": ratios["noisy_in_time"] >= TARGET,
-            "nobody is accused where nobody does anything": sum(counts[f"{n}_without_a_fault"] for n in names) == 0,
+            "nobody is accused where nobody does anything": accused == 0,
             "false alarms below 1 in 1,000 pairs and 10 s": ratios["false_alarms_per_pair"] <= 1e-3,
         },
         notes="All simulated, in virtual time; the tracker and the monitor's rules are the real ones. hurt: overruns "
         "after which somebody missed; right, wrong, unknown: what the first miss said; misses_: all misses. Noisy: the "
-        "neighbour slows the others by a half to one and a half. Quiet: nobody has any effect but by sharing.",
+        "neighbour slows the others by a half to one and a half. Quiet: nobody has any effect but by sharing. On MPS "
+        "devices with overruns each slows the others by 5 to 15 %: alarms before the first fault are of these.",
     )
 
 
