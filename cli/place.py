@@ -199,7 +199,7 @@ def show(console: Console, reply: PlaceReply) -> None:
     console.print(head.append(f" ({', '.join(told)})" if told else "", style="not bold"))
     if reply.placements:
         console.print(table("", ("replica", "node", "devices", "share", "generation"), _placements(reply)))
-    for line in why(reply):
+    for line in (*([reply.measured] if reply.measured else []), *why(reply)):
         console.print(Text(f"  {line}"))
 
 

@@ -6,7 +6,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from shared.admission import DeviceType, Learned, RtTask, Sharing, Tenant, Verdict, admit_kind, hard_guarantee
+from shared.admission import (
+    DeviceType,
+    Learned,
+    RtTask,
+    Sharing,
+    Tenant,
+    Verdict,
+    admit_kind,
+    hard_guarantee,
+    measured,
+    opens,
+    tenant_of,
+)
 from shared.messages import (
     SHARE_WHOLE_MICRO,
     ClassStanding,
@@ -94,8 +106,6 @@ def resident_tasks(residents: Sequence[Reservation]) -> tuple[list[RtTask], int]
 
 _DECLARED = frozenset({DeviceStanding.GUARANTEED, DeviceStanding.TIGHT, DeviceStanding.FULL})
 
-_WITHOUT_SOUND_TEST = frozenset({Regime.TIME_SLICED, Regime.MPS})
-
 
 def by_measure(
     declared: ClassStanding,
@@ -117,8 +127,8 @@ def by_measure(
         return declared
     if not verdict.admitted:
         return ClassStanding(standing=DeviceStanding.FULL, slack_us=verdict.slack_us, reason=verdict.reason)
-    hard, share_micro = any(each.kind is Kind.HARD for each in residents), sum(each.share_micro for each in residents)
-    if device.regime not in _WITHOUT_SOUND_TEST or hard or share_micro >= SHARE_WHOLE_MICRO:
+    kinds, share_micro = [each.kind for each in residents], sum(each.share_micro for each in residents)
+    if not opens(device.regime, kinds) or share_micro >= SHARE_WHOLE_MICRO:
         return declared
     return ClassStanding(standing=DeviceStanding.TIGHT, slack_us=verdict.slack_us, reason=verdict.reason)
 
@@ -131,16 +141,6 @@ def _measured(
     wanted: ClassTask,
     residents: tuple[Reservation, ...],
 ) -> Verdict | None:
-    tenants = [tenant_of(resident) for resident in residents]
+    tenants = [tenant_of(f"{each.request_id}/{each.replica}", each.realtime) for each in residents]
     newcomer = Tenant(f"class {wanted.name}", wanted.profile, wanted.deadline_us, wanted.guarantee)
-    known = [tenant for tenant in tenants if tenant]
-    return learned.admit(device, known, newcomer) if len(known) == len(tenants) else None
-
-
-def tenant_of(resident: Reservation) -> Tenant | None:
-    """None where nothing can be learned of it. Only to a firm one something is promised by what was measured."""
-    timing = resident.realtime
-    if timing is None or timing.profile is None:
-        return None
-    deadline_us = timing.deadline_us if timing.kind is Kind.FIRM else None
-    return Tenant(f"{resident.request_id}/{resident.replica}", timing.profile, deadline_us, timing.guarantee)
+    return measured(learned, device, tenants, newcomer)

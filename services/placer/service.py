@@ -26,7 +26,7 @@ from shared.messages import (
     ResizeRequest,
 )
 from shared.service import Every, Listen, Publishes, Service, run
-from shared.subjects import LEDGER, NODES, PLACE_STREAM, Subjects
+from shared.subjects import LEARNED, LEDGER, NODES, PLACE_STREAM, Subjects
 
 SERVICE = Service(
     name="placer",
@@ -34,6 +34,7 @@ SERVICE = Service(
     listens=(
         Listen(LEDGER, "watch", about="the one truth: identity, leases, reservations, requests"),
         Listen(NODES, "watch", about="what the node list says of each node: ranks and excludes, never admits"),
+        Listen(LEARNED, "watch", about="measured response times: what admits firm requests, once enough was seen"),
         Listen(
             "place",
             "work",

@@ -12,6 +12,7 @@ from pydantic_settings import SettingsConfigDict
 from services.placer.backends.docker_options import DockerOptions
 from services.placer.core.intents import Rules
 from services.placer.core.strategies.profiles import with_profiles
+from shared.admission import EXPLORED
 from shared.settings import ServiceSettings
 
 BEAT_US = 1_000_000
@@ -83,6 +84,10 @@ class PlacerSettings(ServiceSettings):
     queue_patience_us: int = Field(default=600_000_000, ge=0)
     """Room that comes no nearer to being enough is kept at least so long, then others may have it."""
 
+    explored_ratio: float = Field(default=EXPLORED, ge=0, le=1)
+    """The part of the firm requests that may go where their deadlines are likely to be kept and not proven to be, so
+    that more is learned (docs/deadlines.md); 0 is none."""
+
     profiles: dict[str, dict[str, Any]] = Field(default={})
     """Strategies with other parameters under names of their own, for the `strategy` of requests, as JSON:
     `{"tight": {"strategy": "binpack", "gpu": 10}}`. All placers of a cluster need the same ones."""
@@ -107,6 +112,7 @@ class PlacerSettings(ServiceSettings):
             heads=self.queue_heads,
             patience_us=self.queue_patience_us,
             defragment=self.defragment,
+            explored_ratio=self.explored_ratio,
             moves_at_once=self.moves_at_once,
             move_rest_us=self.move_rest_us,
             lost_grace_us=self.lost_grace_us,

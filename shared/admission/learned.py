@@ -7,7 +7,7 @@ is composed of those that were, and widened by how far composing was off where i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import ceil
 from typing import Final, NamedTuple
@@ -54,7 +54,7 @@ class Bound:
 class Tenant:
     """One container on a device; `deadline_us` None where nothing is promised to it by what was measured."""
 
-    name: str
+    name: str = field(compare=False)
     profile: str
     deadline_us: int | None
     guarantee: float
@@ -172,7 +172,7 @@ class Learned:
         Each of them needs its proven bound to lie within its deadline; one that does not decides, also where of others
         nothing is known. With `explore` the likely bound will do where there is no proven one.
         """
-        found, known = list[tuple[int, Tenant, Bound, Beside]](), True
+        found, known, unproven = list[tuple[int, Tenant, Bound, Beside]](), True, False
         for tenant, beside in _with_neighbours((*residents, newcomer)):
             if tenant.deadline_us is None:
                 continue
@@ -180,6 +180,7 @@ class Learned:
             time_us = bound.decides_us(explore=explore) if bound else None
             if bound and time_us is not None:
                 found.append((tenant.deadline_us - time_us, tenant, bound, beside))
+                unproven |= bound.proven_us is None
             else:
                 known = False
         if not found:
@@ -188,13 +189,13 @@ class Learned:
         if slack >= 0 and not known:
             return None
         reason = _explained(tenant, bound, (tenant.deadline_us or 0) - slack, beside, slack)
-        return Verdict(slack >= 0, "measured", slack, reason, late=tenant.name if slack < 0 else None)
+        return Verdict(slack >= 0, "measured", slack, reason, unproven, late=tenant.name if slack < 0 else None)
 
 
-def explores(request_id: str) -> bool:
+def explores(request_id: str, part: float = EXPLORED) -> bool:
     """Whether a request is one of the few that may go where less is known: always the same, for the same id."""
     digest = blake2b(request_id.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") < EXPLORED * (1 << 64)
+    return int.from_bytes(digest, "big") < part * (1 << 64)
 
 
 def _with_neighbours(tenants: Sequence[Tenant]) -> Iterator[tuple[Tenant, Beside]]:

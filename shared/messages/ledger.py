@@ -161,6 +161,8 @@ class RequestRecord(Message):
     reasons: tuple[Reason, ...] = ()
     exit_code: int | None = None
     unproven: bool = False
+    measured: str | None = None
+    """By which measured response times a firm one is placed."""
     arrived_at_us: int = 0
     """Order of arrival among waiting requests of the same priority."""
     confirmed: bool = Field(default=False)

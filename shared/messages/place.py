@@ -280,6 +280,9 @@ class PlaceReply(Message):
     are begun one after another, each planned again as things are then."""
     exit_code: int | None = None
     unproven: bool = False
+    """A firm deadline was admitted on its declaration, before it was measured."""
+    measured: str | None = None
+    """By which measured response times a firm request is placed where its first replica is, in numbers."""
     warnings: tuple[str, ...] = ()
     cpu_milli: int | None = None
     """Of rt.resize: what each replica has, or is being given; 0 is no limit."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from shared.admission import RtTask, Sharing
+from shared.admission import DeviceType, RtTask, Sharing, Tenant, tenant_of
 from shared.devices import core_of
 from shared.messages import SHARE_WHOLE_MICRO, DeviceFacts, Kind, NodeFacts, Realtime, Reservation
 
@@ -24,6 +24,10 @@ class Load:
     sharing: Sharing
     residents: tuple[RtTask, ...] = ()
     contexts: int = 0
+    device: DeviceType | None = None
+    """What was measured on devices of this type holds on it."""
+    tenants: tuple[Tenant, ...] | None = ()
+    """All who are there, as those whose times are learned; None where somebody's cannot be."""
     foreign: bool = field(default=False, compare=False)
     names: tuple[str, ...] = field(default=(), compare=False)
 
@@ -45,13 +49,24 @@ class DeviceAccount:
     may be computing on it.
     """
 
-    __slots__ = ("_held", "_memory_used", "_share_used", "_sharing", "facts", "foreign", "healthy", "share_free")
+    __slots__ = (
+        "_device",
+        "_held",
+        "_memory_used",
+        "_share_used",
+        "_sharing",
+        "facts",
+        "foreign",
+        "healthy",
+        "share_free",
+    )
 
     def __init__(self, facts: DeviceFacts) -> None:
         self.facts = facts
         self.healthy = facts.healthy
         self.foreign = _foreign(facts)
         self._sharing = Sharing.of(facts)
+        self._device = DeviceType(facts.model, facts.regime)
         self._held: list[tuple[Reservation, RtTask | None]] = []
         self._share_used = facts.foreign_share_micro or 0
         self._memory_used = 0
@@ -77,16 +92,30 @@ class DeviceAccount:
 
     def load(self) -> Load:
         named = [(task, held.request_id) for held, task in self._held if task]
-        if not named:
-            return Load(self._sharing, contexts=len(self._held) + self.foreign, foreign=self.foreign)
         named.sort(key=lambda pair: (pair[0].deadline_us, pair[0].runtime_us, pair[0].period_us, pair[1]))
         return Load(
-            sharing=self._sharing,
-            residents=tuple(task for task, _ in named),
-            contexts=len(self._held) - len(named) + self.foreign,
-            foreign=self.foreign,
-            names=tuple(name for _, name in named),
+            self._sharing,
+            tuple([task for task, _ in named]),
+            len(self._held) - len(named) + self.foreign,
+            self._device,
+            self._tenants(),
+            self.foreign,
+            tuple([name for _, name in named]),
         )
+
+    def _tenants(self) -> tuple[Tenant, ...] | None:
+        if self.foreign:
+            return None
+        found = list[Tenant]()
+        for held, _ in self._held:
+            if (tenant := tenant_of(held.request_id, held.realtime)) is None:
+                return None
+            found.append(tenant)
+        return tuple(sorted(found, key=_by_profile))
+
+
+def _by_profile(tenant: Tenant) -> tuple[str, int, float, str]:
+    return tenant.profile, tenant.deadline_us or 0, tenant.guarantee, tenant.name
 
 
 class NodeAccount:

@@ -168,7 +168,7 @@ def _timing(question: Question, realtime: Realtime, field: str, low: int, high: 
     def admitted(value: int) -> bool:
         changed = realtime.model_copy(update={field: value})
         demand = Demand.of(_changed(question.request, realtime=changed))
-        return any(admit(demand, load).admitted for load in loads)
+        return any(admit(demand, load, question.cluster.measured).admitted for load in loads)
 
     if not admitted(high):
         return None

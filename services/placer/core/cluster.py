@@ -18,6 +18,7 @@ from services.placer.core.accounts import DeviceAccount, Load, NodeAccount, exch
 from services.placer.core.columns import Bools, Columns, Ints
 from services.placer.core.demand import Demand
 from services.placer.core.feasible import Verdicts
+from services.placer.core.measured import Measured
 from services.placer.core.memo import Memo
 from shared.admission import Loads, Sharing
 from shared.devices import core_of
@@ -107,9 +108,10 @@ class Cluster:
     it heard a node, and its verdict comes as the node's state.
     """
 
-    def __init__(self, kinds_kept: int = 10_000) -> None:
+    def __init__(self, kinds_kept: int = 10_000, measured: Measured | None = None) -> None:
         """`kinds_kept`: kinds of load that no device has any more are forgotten when there are so many of them."""
         self._kinds_kept = kinds_kept
+        self.measured = measured or Measured()
         self.nodes = Columns(_NODE_COLUMNS, _HELD)
         self.devices = Columns(_DEVICE_COLUMNS)
         self.loads: dict[int, Load] = {}
@@ -282,7 +284,8 @@ class Cluster:
 
     def verdicts(self, demand: Demand, loads: Ints) -> Verdicts:
         """The admission test of this demand, up to date for these kinds of load; the last few are remembered."""
-        found = self._verdicts.get((demand.kind, demand.task), lambda: Verdicts(demand))
+        known = (demand.kind, demand.task, self.measured.key(demand))
+        found = self._verdicts.get(known, lambda: Verdicts(demand, self.measured))
         found.refresh(loads, self.kinds, self._arrays)
         return found
 

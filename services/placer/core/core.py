@@ -42,11 +42,11 @@ from services.placer.core.intents_life import Confirm, Release
 from services.placer.core.intents_lost import NodeGone
 from services.placer.core.intents_moves import Defragment
 from services.placer.core.intents_resize import SetSize
-from services.placer.core.invariants import node_faults, record_faults
 from services.placer.core.leader import Leader
 from services.placer.core.leases import Leases
 from services.placer.core.ledger import IDENTITY_KEY, Draft, Ledger
 from services.placer.core.losses import Losses
+from services.placer.core.measured import Measured
 from services.placer.core.moves import Moves
 from services.placer.core.outlooks import Learned
 from services.placer.core.queue import Queue
@@ -78,7 +78,7 @@ from shared.messages import (
     ResizeRequest,
     unknown_fields,
 )
-from shared.subjects import LEDGER, NODES, Subjects, decode, node_key
+from shared.subjects import LEARNED, LEDGER, NODES, Subjects, decode, node_key
 
 BEAT, SOON, LIST = "beat", "soon", "list"
 """Ticks: leases and the leader's rounds; what is due; lists of what runs."""
@@ -103,7 +103,7 @@ class Core:
         self.rules = rules or Rules()
         self.counters: Counter[str] = Counter()
         self.ledger = Ledger()
-        self.cluster = Cluster()
+        self.cluster = Cluster(measured=Measured(self.rules.explored_ratio, self.counters))
         self.leases = Leases(self.ledger, self.rules.lease_ttl_us)
         self.commits = GroupCommit(self.rules.batch)
         self.following = Following()
@@ -178,11 +178,7 @@ class Core:
 
     def check(self) -> None:
         """Every invariant that one placer's view can show; across keys only the ledger itself can (invariants.py)."""
-        records = (stored.value for stored in self.ledger.records.values() if stored.value)
-        faults = [fault for record in records for fault in record_faults(record)]
-        for node in self.ledger.nodes:
-            faults += node_faults(node, self.ledger.reservations(node))
-        faults += self.ledger.index_faults()
+        faults = list(self.ledger.faults())
         assert not faults, "; ".join(faults)
 
     def story(self, id: str) -> list[str]:  # noqa: A002  # the word of the interface
@@ -258,6 +254,8 @@ class Core:
                 self._take_in(change)
         elif change.bucket == NODES and change.key.startswith("node."):
             self._facts_changed(change)
+        elif change.bucket == LEARNED:
+            self.leader.queue.learned(self.cluster.measured.heard(change))
 
     def _take_in(self, change: KeyChanged, ours: Message | None = None) -> None:
         """`ours`: what it says, where we wrote it."""
@@ -333,8 +331,12 @@ class Core:
         if event.bucket == NODES:
             for node in [node for node in self._facts if node_key(node) not in event.keys]:
                 self._facts_changed(KeyChanged(NODES, node_key(node), None, 0))
-        if event.bucket != LEDGER:
-            return
+        if event.bucket == LEARNED:
+            self.cluster.measured.replayed(event.keys)
+        if event.bucket == LEDGER:
+            self._ledger_replayed(event)
+
+    def _ledger_replayed(self, event: WatchReplayed) -> None:
         self.leases.grant(self.now_us)
         if doubtful := self.following.replayed(event, self.ledger):
             self._effects.append(Read(doubtful))

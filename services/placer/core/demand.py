@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from shared.admission import RtTask
+from shared.admission import RtTask, Tenant, tenant_of
 from shared.errors import FieldError
 from shared.messages import Kind, PlaceRequest, Realtime, Reservation
 from shared.subjects import MAX_NAME_BYTES
@@ -63,6 +63,11 @@ class Demand:
             return declared
         name = f"{self.request.image} {declared.runtime_us or ''}".strip()
         return declared.model_copy(update={"profile": name}) if len(name.encode()) <= MAX_NAME_BYTES else declared
+
+    @cached_property
+    def tenant(self) -> Tenant | None:
+        """The same as one whose times are learned; None where they cannot be."""
+        return tenant_of(NEWCOMER, self.realtime)
 
     def reservation(self, request_id: str, replica: int, generation: int, devices: tuple[str, ...]) -> Reservation:
         """What the ledger holds for one replica that was given these devices."""

@@ -14,6 +14,7 @@ import numpy as np
 from services.placer.core.accounts import Load
 from services.placer.core.columns import Array, Columns, Ints
 from services.placer.core.demand import NEWCOMER, Demand
+from services.placer.core.measured import Measured
 from shared.admission import NO_SLACK, Loads, Verdict, admit_kind
 from shared.messages import Kind
 
@@ -28,20 +29,21 @@ _COLUMNS: Final[dict[str, Any]] = {
 }
 
 
-def admit(demand: Demand, load: Load, more: int = 0) -> Verdict:
+def admit(demand: Demand, load: Load, measured: Measured, more: int = 0) -> Verdict:
     """Whether a device with this load, and `more` replicas like this one on it already, takes one more."""
     residents, contexts = load.residents, load.contexts
     if demand.resident is None:
         contexts += more
     else:
         residents += (demand.resident,) * more
-    return admit_kind(demand.kind, load.sharing, residents, demand.task, contexts)
+    declared = admit_kind(demand.kind, load.sharing, residents, demand.task, contexts)
+    return measured.judged(declared, demand, load, more)
 
 
-def explained(demand: Demand, load: Load) -> str:
+def explained(demand: Demand, load: Load, measured: Measured) -> str:
     """Why the device refuses, its residents by name."""
     named = tuple(replace(task, name=name) for task, name in zip(load.residents, load.names, strict=True))
-    reason = admit_kind(demand.kind, load.sharing, named, demand.task, load.contexts).reason
+    reason = admit(demand, replace(load, residents=named), measured).reason
     return f"{reason}; foreign use on the device counts as one of them" if load.foreign else reason
 
 
@@ -51,8 +53,8 @@ class Verdicts:
     `breaks`: it is refused because somebody who is there already would be late.
     """
 
-    def __init__(self, demand: Demand) -> None:
-        self._demand = demand
+    def __init__(self, demand: Demand, measured: Measured) -> None:
+        self._demand, self._measured = demand, measured
         self._table = Columns(_COLUMNS)
 
     def refresh(self, numbers: Ints, loads: Sequence[Load], arrays: Loads) -> None:
@@ -67,21 +69,30 @@ class Verdicts:
             return
         missing = np.unique(numbers[~known])
         if len(missing) > _FEW:
-            arrays.extend(loads[len(arrays) :])
-            answers = arrays.ask(self._demand.kind, self._demand.task, missing)
-            self._write(missing, answers.admitted, answers.slack_us, answers.breaks)
-            return
+            missing = self._in_arrays(missing, loads, arrays)
         for number in missing.tolist():
-            verdict = admit(self._demand, loads[number])
+            verdict = admit(self._demand, loads[number], self._measured)
             slack = NO_SLACK if verdict.slack_us is None else verdict.slack_us
-            self._write(number, verdict.admitted, slack, verdict.late is not None and verdict.late != NEWCOMER)
+            breaks = verdict.late is not None and verdict.late != NEWCOMER
+            self._write(number, verdict.admitted, slack, verdict.unproven, breaks)
 
-    def _write(self, numbers: Any, admitted: Any, slack: Any, breaks: Any) -> None:
+    def _in_arrays(self, numbers: Ints, loads: Sequence[Load], arrays: Loads) -> Ints:
+        """By declarations; those of which what was measured says something are left."""
+        demand, measured = self._demand, self._measured
+        arrays.extend(loads[len(arrays) :])
+        answers = arrays.ask(demand.kind, demand.task, numbers)
+        unproven = demand.kind is Kind.FIRM and demand.task is not None
+        self._write(numbers, answers.admitted, answers.slack_us, unproven, answers.breaks)
+        if not measured.key(demand):
+            return numbers[:0]
+        return numbers[[measured.found(demand, loads[number]) is not None for number in numbers.tolist()]]
+
+    def _write(self, numbers: Any, admitted: Any, slack: Any, unproven: Any, breaks: Any) -> None:
         table = self._table
         table["known"][numbers] = True
         table["admitted"][numbers] = admitted
         table["slack"][numbers] = slack
-        table["unproven"][numbers] = self._demand.kind is Kind.FIRM and self._demand.task is not None
+        table["unproven"][numbers] = unproven
         table["breaks"][numbers] = breaks
 
     def keep(self, numbers: Ints) -> None:

@@ -280,7 +280,7 @@ def _late_alone(rows: Rows) -> Bools:
 def _says_late_alone(rows: Rows) -> str:
     place = _nearest(rows, rows.alone("slack"))
     sharing = rows.ask.cluster.loads[int(rows.index[place])].sharing
-    return f"{admit(rows.ask.demand, Load(sharing)).reason} ({rows.label(place)} empty)"
+    return f"{admit(rows.ask.demand, Load(sharing), rows.ask.cluster.measured).reason} ({rows.label(place)} empty)"
 
 
 def _late(rows: Rows) -> Bools | None:
@@ -297,7 +297,10 @@ def _breaks(rows: Rows) -> Bools | None:
 
 def _says_late(rows: Rows) -> str:
     place = _nearest(rows, rows.verdict("slack"))
-    return f"{explained(rows.ask.demand, rows.ask.cluster.loads[int(rows.index[place])])} ({rows.label(place)})"
+    cluster = rows.ask.cluster
+    return (
+        f"{explained(rows.ask.demand, cluster.loads[int(rows.index[place])], cluster.measured)} ({rows.label(place)})"
+    )
 
 
 def _nearest(rows: Rows, slack: Ints) -> int:

@@ -24,6 +24,7 @@ from services.placer.core.planners.defrag import BLOCK, move_away, moves_to_wide
 from services.placer.core.question import Question, Tenant, Tenants, nobody
 from services.placer.core.records import Order, labels_of, moved_us, order, tenant_of
 from services.placer.core.strategies import STRATEGIES, Strategy, strategy_named
+from shared.admission import EXPLORED
 from shared.effects import Effect
 from shared.messages import Lease, PlaceRequest, Reason, RequestRecord, Reservation, State
 
@@ -45,6 +46,7 @@ class Rules:
     heads: int = 4
     patience_us: int = 600 * SECOND_US
     defragment: Literal["off", "waiting", "widen"] = "off"
+    explored_ratio: float = EXPLORED
     """For whom others move although nobody asks for it: for no one, or for the first that waits."""
     moves_at_once: int = 1
     """Containers that are being started elsewhere at a time."""

@@ -207,6 +207,7 @@ def _placed(scope: Scope, record: RequestRecord, fits: Fits) -> RequestRecord:
         shadow=(),
         room=None,
         unproven=fits.unproven,
+        measured=fits.measured,
         backoff_us=0,
     )
 

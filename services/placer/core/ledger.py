@@ -189,6 +189,14 @@ class Ledger:
         """Requests that were seen to be over before that."""
         return list(takewhile(lambda name: self.records[name].seen_us < seen_before_us, self.ended))
 
+    def faults(self) -> Iterator[str]:
+        """What one placer's view can show of broken invariants."""
+        for stored in self.records.values():
+            yield from record_faults(stored.value) if stored.value else ()
+        for node in self.nodes:
+            yield from node_faults(node, self.reservations(node))
+        yield from self.index_faults()
+
     def index_faults(self) -> Iterator[str]:
         """Where what is kept beside the records is not what a look at every record finds."""
         seen = {name: stored.value for name, stored in self.records.items() if stored.value and not stored.value.final}

@@ -37,13 +37,14 @@ class Fits:
     """A place for every replica asked for.
 
     `score` is that of the first replica, `runner_up` the best device for it on another node. `unproven`: a firm
-    deadline was admitted on its declaration, before it was measured.
+    deadline was admitted on its declaration, before it was measured. `measured`: by which times the first one was.
     """
 
     assignments: tuple[Assignment, ...]
     score: Score | None = None
     runner_up: RunnerUp | None = None
     unproven: bool = False
+    measured: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from services.placer.core.rows import Ask
 from services.placer.core.sieve import Sieve
 from services.placer.core.strategies import STRATEGIES, Strategy, slots_of, strategy_named
 from services.placer.core.strategies.slot import Slot
-from shared.messages import Gpu, PlaceRequest, Reason
+from shared.messages import Gpu, Kind, PlaceRequest, Reason
 
 
 def decide(  # noqa: PLR0913  # what a decision depends on, all of it by name
@@ -58,7 +58,9 @@ def decide(  # noqa: PLR0913  # what a decision depends on, all of it by name
     )
     plan = question.plan()
     if plan.complete and not plan.wide:
-        return Fits(plan.assignments, plan.score, plan.runner_up, plan.unproven)
+        return Fits(
+            plan.assignments, plan.score, plan.runner_up, plan.unproven, _measured(question, plan.assignments[0])
+        )
     would_fit_if = tuple(change.text for change in changes(question, plan)) if advise else ()
     ever = _ever(question)
     kind = NotNow if ever is None or ever >= len(question.replicas) else Never
@@ -135,6 +137,20 @@ def moves(  # noqa: PLR0913  # what they depend on, by name
         strategies=strategies,
     )
     return moves_for(question, most)
+
+
+def _measured(question: Question, first: Assignment) -> str | None:
+    """By which measured times it is admitted there; None where none say so."""
+    cluster, demand = question.cluster, question.ask.demand
+    if demand.kind is not Kind.FIRM or not first.devices or not cluster.measured.key(demand):
+        return None
+    slot, facts = cluster.slot(first.node), cluster.facts(first.node)
+    assert slot is not None and facts is not None, "it was chosen"  # noqa: PT018
+    place = [device.uuid for device in facts.devices].index(first.devices[0])
+    found = cluster.measured.found(demand, cluster.loads[int(cluster.nodes["first_row"][slot]) + place])
+    if found is None:
+        return None
+    return f"explores, not proven: {found.reason}" if found.unproven else found.reason
 
 
 def _ever(question: Question) -> int | None:

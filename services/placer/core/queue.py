@@ -22,6 +22,7 @@ from services.placer.core.records import UNPLACED, order, sized, waited_us
 from services.placer.core.rows import Ask
 from services.placer.core.shadow import Shadow, lacking, shadow
 from services.placer.core.sieve import Sieve
+from shared.admission import DeviceType
 from shared.messages import RequestRecord, ShadowPlace, State
 
 
@@ -62,6 +63,14 @@ class Queue:
     def node_changed(self, node: str) -> None:
         """Something that the node list says of it did."""
         self._changed.add(node)
+
+    def learned(self, device: DeviceType | None) -> None:
+        """Something was, of devices of this type."""
+        cluster = self._chooser.cluster
+        for name in map(cluster.name, cluster.all_slots().tolist()) if device and self._ledger.waiting else ():
+            facts = cluster.facts(name)
+            if facts and any((each.model, each.regime) == device for each in facts.devices):
+                self._changed.add(name)
 
     def review(self) -> None:
         """Next time, look at every shadow again: is it usable, does it come nearer, is there a better one?"""

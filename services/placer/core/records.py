@@ -331,6 +331,7 @@ def reply_of(record: RequestRecord, ledger_id: str, **more: Any) -> PlaceReply:
         "reasons": record.reasons,
         "exit_code": record.exit_code,
         "unproven": record.unproven or None,
+        "measured": record.measured,
     }
     return PlaceReply(**_said(said | more))
 

@@ -10,6 +10,7 @@ from services.placer.core.columns import Ints
 from services.placer.core.demand import Demand
 from services.placer.core.feasible import admit
 from services.placer.core.filters import Sifted
+from services.placer.core.measured import Measured
 from services.placer.core.rows import Rows
 from shared.messages import SHARE_WHOLE_MICRO, NodeState
 
@@ -59,19 +60,20 @@ def _per_device(rows: Rows, limit: int, *, empty: bool) -> Ints:
     pairs, which = np.unique(kinds * (limit + 1) + most, return_inverse=True)
     depth = []
     for number, deep in zip(*(part.tolist() for part in np.divmod(pairs, limit + 1)), strict=True):
-        depth.append(_deepest(demand, Load(cluster.sharing(number)) if empty else cluster.kinds[number], deep))
+        load = Load(cluster.sharing(number)) if empty else cluster.kinds[number]
+        depth.append(_deepest(demand, load, cluster.measured, deep))
     depths: Ints = np.array(depth, np.int64)[which]
     return depths
 
 
-def _deepest(demand: Demand, load: Load, most: int) -> int:
-    """How many the device admits one after another, by bisection: where k are refused, so are k + 1."""
-    if most and admit(demand, load, most - 1).admitted:
+def _deepest(demand: Demand, load: Load, measured: Measured, most: int) -> int:
+    """How many the device takes one after another, by bisection: where it refuses the k-th, it refuses all after it."""
+    if most and admit(demand, load, measured, most - 1).admitted:
         return most
     fits, refused = 0, most
     while refused - fits > 1:
         middle = (fits + refused) // 2
-        if admit(demand, load, middle - 1).admitted:
+        if admit(demand, load, measured, middle - 1).admitted:
             fits = middle
         else:
             refused = middle

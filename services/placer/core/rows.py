@@ -46,6 +46,7 @@ class Ask:
             self.demand.amounts,
             gpu and gpu.models,
             request.realtime,
+            self.cluster.measured.key(self.demand),
             tuple(sorted(request.node_selector.items())) if request.node_selector else (),
             (wanted.all_except, "except") if isinstance(wanted, AllExcept) else wanted,
             needs(request),
