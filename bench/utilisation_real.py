@@ -62,15 +62,15 @@ def request(name: str, task: RtTask, strategy: str, kind: Kind, phase_us: int) -
 
 
 @asynccontextmanager
-async def cluster(folder: Path) -> AsyncIterator[Client]:
+async def cluster(folder: Path, cores: int, **env: str) -> AsyncIterator[Client]:
     """Embedded: a server, a monitor of the cores, a tracker, a node list, a placer; ends with its containers."""
     ready, parent = folder / "cluster.json", os.getpid()
     command = [sys.executable, "-m", "cli.main", "up", "--fake-nodes", "0", "--placers", "1", "--storage", "memory"]
-    command += ["--cores", str(CORES), "--state-dir", str(folder), "--ready-file", str(ready)]
+    command += ["--cores", str(cores), "--state-dir", str(folder), "--ready-file", str(ready)]
     with (folder / "up.log").open("wb") as log:
         process = subprocess.Popen(  # noqa: ASYNC220  # nothing else runs yet
             command,
-            env=os.environ | {"LAXITY_PLACER_PROFILES": json.dumps(PROFILES)},
+            env=os.environ | env,
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -226,7 +226,7 @@ def _holds(figures: Mapping[str, float]) -> dict[str, bool]:
 
 async def measure(folder: Path, seconds: float, turns: int) -> tuple[dict[str, list[Round]], int | None]:
     rounds: dict[str, list[Round]] = {chooser: [] for chooser in (NOBODY, LOWEST, PACKING, OURS)}
-    async with cluster(folder) as client:
+    async with cluster(folder, CORES, LAXITY_PLACER_PROFILES=json.dumps(PROFILES)) as client:
         names = await settle(client)
         facts = await client.read_key(NODES, node_key(REAL), NodeFacts)
         for turn, chooser in enumerate([*rounds] * turns):
