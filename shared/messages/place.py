@@ -157,8 +157,10 @@ class PlaceRequest(Message):
     hold_us: Annotated[int, Field(gt=0, le=3_600_000_000)] | None = None
     restart: Literal["never", "on_failure"] = "never"
     on_risk: Literal["notify", "move"] = "notify"
-    """What follows where a guarantee is missed on its device or that is lost: an event alone, or a move to another one.
-    Who may move, or is restarted on failure, is also placed again where its node is lost."""
+    """What follows where a guarantee is missed on its device, or that is lost: an event alone, or a move elsewhere."""
+    on_lost: Literal["replace", "stay"] = "replace"
+    """What follows where its node is lost and answers nobody: it is placed again, and may run twice unseen; or it
+    stays, since it must never run twice."""
     dry_run: bool = False
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Hard containers on a gated core, placed by the whole cluster: who is admitted, how they take turns, what is judged."""
+"""Hard containers on a gated core, placed by the whole cluster: who is admitted, in what turns they run, and judged."""
 
 from __future__ import annotations
 

@@ -131,11 +131,11 @@ def test_a_node_that_was_back_in_between_gets_the_whole_grace_again() -> None:
 
 @pytest.mark.parametrize(
     "body, again",
-    [({}, False), ({"on_risk": "move"}, True), ({"restart": "on_failure"}, True)],
-    ids=["neither", "on_risk", "restart"],
+    [({}, True), ({"on_lost": "stay"}, False), ({"on_lost": "stay", "restart": "on_failure"}, False)],
+    ids=["usual", "stays", "stays_and_restarts"],
 )
-def test_only_who_may_be_run_a_second_time_is_placed_again(body: dict[str, Any], again: bool) -> None:
-    """What must not stays where it is: nobody knows that it has ended."""
+def test_who_says_that_it_may_never_run_twice_is_not_placed_again(body: dict[str, Any], again: bool) -> None:
+    """It stays where it is: nobody knows that it has ended."""
     world = cluster()
     run_on(world, "n1", **body)
     lose(world, "n1")

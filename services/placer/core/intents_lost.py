@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from services.placer.core.intents import Intent, Scope
 from services.placer.core.intents_life import MarkExited
 from services.placer.core.intents_moves import Leave, rest
-from services.placer.core.lost import is_lost, lost_device, may_run_again, moving_to, stranded
+from services.placer.core.lost import is_lost, leaves_unwatched, lost_device, moving_to, stranded
 from services.placer.core.moving import call_off
 from services.placer.core.outcome import Fits, Move
 from services.placer.core.records import (
@@ -103,7 +103,7 @@ class MoveOff(Leave):
 def _why(scope: Scope, record: RequestRecord, node: str, devices: Sequence[str]) -> str | None:
     """Why it should leave its place; None where it should not, or may not."""
     if is_lost(scope.chooser.cluster, node):
-        return f"{node} is lost" if may_run_again(record) else None
+        return f"{node} is lost" if leaves_unwatched(record) else None
     asked = record.body is not None and record.body.on_risk == "move"
     return lost_device(scope.chooser.cluster, node, devices) if asked else None
 

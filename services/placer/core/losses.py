@@ -14,7 +14,7 @@ from services.placer.core.cluster import Cluster
 from services.placer.core.intents import Intent, Rules
 from services.placer.core.intents_lost import GiveUp, MoveOff
 from services.placer.core.ledger import Ledger
-from services.placer.core.lost import lost_nodes, moving_to, on_lost_devices, stranded, unreachable
+from services.placer.core.lost import leaves_unwatched, lost_nodes, moving_to, on_lost_devices, stranded, unreachable
 
 
 @dataclass
@@ -99,7 +99,7 @@ class Losses:
                 continue
             if silent and (stranded(record, node) or moving_to(record, node)):
                 yield record.body.priority, GiveUp(record.request_id, node)
-            elif lost.answers and stranded(record, node):
+            elif lost.answers and leaves_unwatched(record) and stranded(record, node):
                 yield record.body.priority, MoveOff(record.request_id, held.replica)
 
     def _priority(self, request_id: str) -> int:

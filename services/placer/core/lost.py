@@ -49,8 +49,13 @@ def lost_device(cluster: Cluster, node: str, devices: Iterable[str]) -> str | No
 
 def may_run_again(record: RequestRecord) -> bool:
     """Whether its command may run once more though nobody knows that it has ended. Pods that were bound cannot."""
+    return record.body is not None and record.body.pods is None and record.body.on_lost == "replace"
+
+
+def leaves_unwatched(record: RequestRecord) -> bool:
+    """Whether it had rather start elsewhere than run on where nobody watches it."""
     body = record.body
-    return body is not None and body.pods is None and (body.restart == "on_failure" or body.on_risk == "move")
+    return body is not None and may_run_again(record) and (body.restart == "on_failure" or body.on_risk == "move")
 
 
 def at_rest(replica: ReplicaRecord) -> bool:
