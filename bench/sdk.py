@@ -1,30 +1,37 @@
-"""What marking a task costs its container and what taking records costs the monitor: `python bench/sdk.py`."""
+"""What marking a task costs the program that does it: `make bench-sdk`.
+
+Begin and end of a task beside a span of OpenTelemetry with a batch processor and a timer of prometheus_client, each
+around nothing, in turn. What taking records costs the monitor is told too, and what `laxity.h` costs.
+"""
+
+from __future__ import annotations
 
 import functools
 import os
+import shutil
+import subprocess
 import tempfile
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
+from typing import Final
 
 import laxity
+from bench.report import tell
 from laxity import tasks
 from services.monitor.rings import RingDirectory
 
-
-def nanoseconds(function: Callable[[], object], number: int = 50_000) -> int:
-    return round(min(timeit.repeat(function, number=number, repeat=9)) / number * 1e9)
+ROUNDS: Final = 15
+NUMBER: Final = 5_000
+SPAN_RATIO: Final = 12
+MARKS_C: Final = Path(__file__).parents[1] / "tests" / "laxity_h" / "marks.c"
 
 
 def scoped() -> None:
     with laxity.task("infer", deadline_us=50_000):
         pass
-
-
-def mark(count: int) -> int:
-    for _ in range(count):
-        scoped()
-    return count
 
 
 def explicit() -> None:
@@ -35,32 +42,110 @@ def nothing() -> None:
     pass
 
 
-def writer(label: str) -> None:
-    print(f"{label}: with {nanoseconds(scoped)} ns, begin and end {nanoseconds(explicit)} ns")
+def per_call_ns(function: Callable[[], object], number: int = NUMBER) -> float:
+    return timeit.timeit(function, number=number) / number * 1e9
 
 
-def reader(root: Path) -> None:
+@contextmanager
+def span() -> Iterator[tuple[Callable[[], None], Callable[[], object]]]:
+    """A span, given by the batch processor to an exporter that drops it; and how to wait for that."""
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+    class Dropping(SpanExporter):
+        def export(self, spans: object) -> SpanExportResult:  # noqa: ARG002  # part of the interface
+            return SpanExportResult.SUCCESS
+
+    provider = TracerProvider()
+    provider.add_span_processor(BatchSpanProcessor(Dropping()))
+    tracer = provider.get_tracer("bench")
+
+    def spanned() -> None:
+        with tracer.start_as_current_span("infer"):
+            pass
+
+    yield spanned, provider.force_flush
+    provider.shutdown()
+
+
+def timer() -> Callable[[], None]:
+    from prometheus_client import CollectorRegistry, Histogram
+
+    histogram = Histogram("infer_seconds", "bench", registry=CollectorRegistry())
+
+    def timed() -> None:
+        with histogram.time():
+            pass
+
+    return timed
+
+
+def in_turn(ways: dict[str, Callable[[], None]], rest: Callable[[], object] = nothing) -> dict[str, float]:
+    """Median nanoseconds of each, less those of an empty call; all ways once in each round. `rest` between any two."""
+    took: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(ROUNDS):
+        for name, way in ways.items():
+            took[name].append(per_call_ns(way))
+            rest()
+    return {name: round(median(each) - median(took["nothing"]), 1) for name, each in took.items() if name != "nothing"}
+
+
+def reader_us(root: Path) -> dict[str, float]:
+    """What the monitor pays: for a ring with nothing new, and for a thousand records."""
     directory = RingDirectory(root)
-    (ring,) = directory.scan().new
-    ring.read()
-    print(f"reader: quiet ring {nanoseconds(ring.read)} ns, writer_gone {nanoseconds(ring.writer_gone)} ns")
-    for count in (1, 10, 100, 1000):
-        many = functools.partial(mark, count)
-        both = nanoseconds(lambda many=many: (many(), ring.read()), 20) - nanoseconds(many, 20)  # type: ignore[misc]
-        print(f"reader: {2 * count} records in {both / 1000:.0f} us")
-    directory.close()
+    try:
+        (ring,) = directory.scan().new
+        ring.read()
+        quiet_ns = min(per_call_ns(ring.read) for _ in range(9))
+
+        def marked() -> None:
+            for _ in range(500):
+                scoped()
+
+        marks_ns = min(per_call_ns(marked, 20) for _ in range(9))
+        both_ns = min(per_call_ns(lambda: (marked(), ring.read()), 20) for _ in range(9))
+    finally:
+        directory.close()
+    return {"quiet_ring_us": round(quiet_ns / 1e3, 2), "thousand_records_us": round((both_ns - marks_ns) / 1e3, 1)}
+
+
+def header_ns(folder: Path) -> float | None:
+    """Begin and end by `laxity.h`, the median of several runs; None without a compiler."""
+    if shutil.which("gcc") is None:
+        return None
+    program = folder / "marks"
+    options = ["-O2", f"-I{Path(laxity.__file__).parent}", str(MARKS_C), "-o", str(program), "-pthread"]
+    subprocess.run(["gcc", *options], check=True)
+    run = functools.partial(subprocess.run, [program, "bench", "200000"], capture_output=True, text=True, check=True)
+    return median(float(run().stdout) for _ in range(5))
 
 
 def main() -> None:
-    print(f"an empty function: {nanoseconds(nothing)} ns")
     os.environ.pop("LAXITY_RING_DIR", None)
-    writer("without a ring")
-    with tempfile.TemporaryDirectory() as root:
-        os.environ["LAXITY_RING_DIR"] = str(Path(root, "box"))
-        Path(root, "box").mkdir()
+    without_ns = in_turn({"nothing": nothing, "task": scoped})["task"]
+    with tempfile.TemporaryDirectory() as name, span() as (spanned, flush):
+        os.environ["LAXITY_RING_DIR"] = str(Path(name, "box"))
+        Path(name, "box").mkdir()
         tasks._forget()  # noqa: SLF001 - a bench may start afresh
-        writer("with a ring")
-        reader(Path(root))
+        ways = {"nothing": nothing, "task": scoped, "begin_end": explicit, "span": spanned, "timer": timer()}
+        found = in_turn(ways, flush)
+        reader = reader_us(Path(name))
+        native_ns = header_ns(Path(name))
+    header = {} if native_ns is None else {"laxity_h_ns": native_ns}
+    tell(
+        "sdk",
+        {f"{way}_ns": ns for way, ns in found.items()} | {"task_without_a_ring_ns": without_ns} | header | reader,
+        ratios={
+            "span_over_task": round(found["span"] / found["task"], 2),
+            "timer_over_task": round(found["timer"] / found["task"], 2),
+        },
+        holds={
+            f"a task costs at most 1/{SPAN_RATIO} of a span": found["task"] * SPAN_RATIO <= found["span"],
+            "a task costs at most a histogram timer": found["task"] <= found["timer"],
+        },
+        notes="Real: one process and its ring; `with` around nothing, less an empty call, medians of rounds in turn. "
+        "The span's exporter drops what it is given, and has done so before another way is measured.",
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import NoReturn
 
-from cli import defragment, events, explain, keys, learned, ledger, nodes, place, release, resize, status, up
+from cli import defragment, events, explain, keys, learned, ledger, nodes, place, release, resize, run, status, up
 from cli.demo import command as demo
 from cli.output import CommandError, Exit, Output
 from cli.simulate import command as simulate
@@ -18,6 +18,7 @@ COMMANDS = {
     "resize": resize,
     "defragment": defragment,
     "release": release,
+    "run": run,
     "nodes": nodes,
     "events": events,
     "status": status,
