@@ -6,11 +6,24 @@ from collections.abc import Sequence
 from typing import Final
 
 from bench.shared_devices import declared
-from services.deadline_tracker.core import LEASE, Core
+from services.deadline_tracker.core import Core
+from services.deadline_tracker.shares import Shares
 from services.monitor.batches import Piles
 from services.monitor.open_tasks import BEGIN, END, OpenTasks, RingRows, Row
 from shared.admission import Sharing
-from shared.effects import Commit, CommitDone, CommitOutcome, Effect, KeyChanged, Publish, Received, Tick, WatchReplayed
+from shared.effects import (
+    Commit,
+    CommitDone,
+    CommitOutcome,
+    Effect,
+    KeyChanged,
+    Publish,
+    ReadFrom,
+    ReadingFrom,
+    Received,
+    Tick,
+    WatchReplayed,
+)
 from shared.messages import (
     DeadlineEvent,
     DeviceFacts,
@@ -37,7 +50,7 @@ class World:
 
     def __init__(self, sharing: Sharing, containers: Sequence[Container], policy: Policy | None = None) -> None:
         self.device = Device(sharing, policy)
-        self.core = Core(Subjects(), guarantee=0.99, window=1000, holder="t", lease_us=2_000_000)
+        self.core = Core(Subjects(), guarantee=0.99, window=1000, shares=Shares(1, "t", 2_000_000))
         self.said: list[DeadlineEvent] = []
         self.jobs: dict[tuple[str, int], Job] = {}
         """By ring and sequence of the begin."""
@@ -46,7 +59,7 @@ class World:
         self._rings: dict[str, OpenTasks] = {}
         self._seqs: dict[str, int] = {}
         self._begun: dict[int, int] = {}
-        self._batches = 0
+        self._batches = self._revision = 0
         self._do(WatchReplayed(DEADLINES, frozenset()))
         self._tell_facts()
         for container in containers:
@@ -124,8 +137,16 @@ class World:
             if isinstance(effect, Publish) and isinstance(effect.body, DeadlineEvent):
                 self.said.append(DeadlineEvent.from_json(effect.body.to_json()))
             elif isinstance(effect, Commit):
-                revisions = {write.key: self.device.now_us for write in effect.writes}
-                self._do(CommitDone(effect.commit, CommitOutcome.WRITTEN, revisions | {LEASE: self.device.now_us}))
+                self._write(effect)
+            elif isinstance(effect, ReadFrom):
+                self._do(ReadingFrom(effect.subject, effect.start_seq))
+
+    def _write(self, commit: Commit) -> None:
+        """The bucket takes all that it is given, and shows it."""
+        self._revision += 1
+        self._do(CommitDone(commit.commit, CommitOutcome.WRITTEN, {w.key: self._revision for w in commit.writes}))
+        for write in commit.writes:
+            self._do(KeyChanged(DEADLINES, write.key, write.value, self._revision))
 
 
 def _reservation(container: Container) -> Reservation:

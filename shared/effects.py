@@ -1,7 +1,7 @@
 """What a core may ask of its shell, and what every core may hear from it: plain data, no I/O.
 
-A core is ``handle(event, now_us) -> list[effect]``. Publish, Emit, Reply and Ack are carried out inline and in order;
-every other effect is slow, runs as a task of the shell, and ends in an event, also when it fails.
+A core is ``handle(event, now_us) -> list[effect]``. Publish, Emit, Reply, Ack and ReadFrom are carried out inline, in
+order; every other effect is slow, runs as a task of the shell, and ends in an event, also when it fails.
 """
 
 from __future__ import annotations
@@ -94,6 +94,14 @@ class Reconnected:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadingFrom:
+    """What is heard of a ``stream`` from now on begins at ``start_seq``, without a gap; said once for a ReadFrom."""
+
+    subject: str
+    start_seq: int
+
+
+@dataclass(frozen=True, slots=True)
 class Draining:
     """The service is asked to stop; what the core wants to say last it says now."""
 
@@ -140,6 +148,14 @@ class Ack:
 
     token: int
     delay_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFrom:
+    """A ``stream`` of the service's table is read from ``start_seq`` on, instead of from where it has come to."""
+
+    subject: str
+    start_seq: int
 
 
 @dataclass(frozen=True, slots=True)

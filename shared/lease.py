@@ -17,23 +17,29 @@ class Tenure:
         self.key, self.holder, self.ttl_us = key, holder, ttl_us
         self.active = False
         """Whether we hold it, as far as we have seen."""
-        self._lease: Lease | None = None
-        self._revision = 0
+        self.lease: Lease | None = None
+        """As we have seen it last, and its revision."""
+        self.revision = 0
         self._seen_us: int | None = None
+
+    @property
+    def stream_seq(self) -> int:
+        """What the last holder's other keys include, as far as it has said so."""
+        return (self.lease.stream_seq or 0) if self.lease else 0
 
     def changed(self, change: KeyChanged, now_us: int) -> None:
         """The key as the bucket has it now; raises FieldError where it is no lease."""
-        if change.revision < self._revision:
+        if change.revision < self.revision:
             return
-        self._revision = change.revision
+        self.revision = change.revision
         self._seen_us = now_us if change.value else None
-        self._lease = Lease.trusted(change.value) if change.value else None
-        if self._lease is None or self._lease.holder != self.holder:
+        self.lease = Lease.trusted(change.value) if change.value else None
+        if self.lease is None or self.lease.holder != self.holder:
             self.active = False
 
     def absent(self) -> None:
         """A replay of the bucket did not name the key."""
-        self._revision, self._seen_us, self._lease, self.active = 0, None, None, False
+        self.revision, self._seen_us, self.lease, self.active = 0, None, None, False
 
     def rebase(self, gap_us: int) -> None:
         """We heard nothing for ``gap_us``, so that time says nothing about the holder."""
@@ -42,34 +48,43 @@ class Tenure:
 
     def may_write(self, now_us: int) -> bool:
         """It is ours or free: absent, or not renewed for its time since we saw it."""
-        if self.active or self._lease is None or self._seen_us is None or self._lease.holder == self.holder:
+        if self.active or self.lease is None or self._seen_us is None or self.lease.holder == self.holder:
             return True
-        return now_us - self._seen_us > self._lease.ttl_us
+        return now_us - self._seen_us > self.lease.ttl_us
 
     def due(self, now_us: int) -> bool:
         """A third of its time has passed, or it is not ours yet."""
         return not self.active or self._seen_us is None or now_us - self._seen_us >= self.ttl_us // 3
 
-    def renewal(self) -> Write:
-        """Takes the lease or keeps it: goes into each batch."""
-        return Write(self.key, self._next().to_json(), self._revision)
+    def renewal(self, stream_seq: int | None = None) -> Write:
+        """Takes the lease or keeps it: goes into each batch. ``stream_seq`` is what the batch's other keys include."""
+        return Write(self.key, self._next(stream_seq).to_json(), self.revision)
 
     def renewed(self, revision: int, now_us: int) -> bool:
         """The batch with ``renewal`` was written; True where that made us the holder.
 
         The answer may come late: whoever took the lease meanwhile keeps it.
         """
-        if revision < self._revision:
+        if revision < self.revision:
             return False
         became, self.active = not self.active, True
-        self._lease, self._revision, self._seen_us = self._next(), revision, now_us
+        self.lease, self.revision, self._seen_us = self._next(), revision, now_us
         return became
 
     def give_back(self) -> Write:
         """Last words: a standby need not wait for the lease to run out."""
         self.active = False
-        return Write(self.key, None, self._revision)
+        return Write(self.key, None, self.revision)
 
-    def _next(self) -> Lease:
-        counter = self._lease.counter + 1 if self._lease else 1
-        return Lease(holder=self.holder, counter=counter, ttl_us=self.ttl_us)
+    def hand_over(self, stream_seq: int) -> Write:
+        """As ``give_back``, where the next holder needs to know how far this one came."""
+        self.active = False
+        return Write(self.key, self.given_up(stream_seq).to_json(), self.revision)
+
+    def given_up(self, stream_seq: int) -> Lease:
+        """A lease that nobody holds."""
+        return self._next(stream_seq).model_copy(update={"ttl_us": 0})
+
+    def _next(self, stream_seq: int | None = None) -> Lease:
+        counter = self.lease.counter + 1 if self.lease else 1
+        return Lease(holder=self.holder, counter=counter, ttl_us=self.ttl_us, stream_seq=stream_seq)

@@ -2,19 +2,22 @@
 
 The first of end and overdue in stream order decides a task. Each record (ring id, sequence, kind) counts once, so a
 batch that comes again, or a monitor that reads its rings again, changes nothing; an offline recount of the stream
-gives the same verdicts. Every instance judges all tasks; the holder of the lease alone says verdicts and writes
-checkpoints, and a verdict is kept, by all, until the stream shows that it was said.
+gives the same verdicts. Each node is in one partition, and who holds its lease alone follows its nodes, says their
+verdicts and writes their checkpoints; a verdict is kept until the stream shows that it was said.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from services.deadline_tracker.bucket import Bucket, node_of, numbered
 from services.deadline_tracker.judging import Judge, well_formed
-from services.deadline_tracker.record import DEADLINE_US, STAMP_US, Record, Ring
+from services.deadline_tracker.nodes import Node
+from services.deadline_tracker.record import Record, Ring
+from services.deadline_tracker.shares import Partition, Shares
 from services.deadline_tracker.suspects import Suspects
 from shared.deadlines import SlidingWindow
 from shared.effects import (
@@ -25,6 +28,8 @@ from shared.effects import (
     Effect,
     KeyChanged,
     Publish,
+    ReadFrom,
+    ReadingFrom,
     Received,
     Reconnected,
     Tick,
@@ -32,65 +37,58 @@ from shared.effects import (
     Write,
 )
 from shared.errors import FieldError
-from shared.lease import Tenure
-from shared.messages import DeadlineEvent, NodeDeadlines, RingInfo, TaskBatch
-from shared.subjects import DEADLINES, LEDGER, NODES, Subjects, decode, lease_key, node_key
+from shared.messages import DeadlineEvent, RingInfo, TaskBatch
+from shared.subjects import DEADLINES, LEDGER, NODES, Subjects, encode, node_key
 
-LEASE = lease_key("deadline-tracker")
+TASKS = "events.task.>"
+VERDICTS = "events.deadline.>"
 CHECKPOINT_US = 1_000_000
 """How often the records that changed are written."""
 MOST_NODES = 900
-"""Nodes in one write: below the server's 1,000 messages per batch."""
+"""Nodes in one write: with the leases below the server's 1,000 messages per batch."""
 MOST_UNSAID = 500
 """Of one node: with more its checkpoint waits, since it must fit a message (1 MiB)."""
-KEEP_CLOSED = 256
-"""Closed rings and finished containers remembered per node: a monitor that died before it removed a ring file reads
-the ring again, and what it repeats must still be known as counted."""
 
 
-@dataclass(slots=True)
-class Node:
-    """Everything tracked of one node, and the stream sequence that it includes."""
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """What is being written: nodes with the first sequence that their last checkpoint lacks, partitions with the
+    sequence that the new ones include."""
 
-    name: str
-    stream_seq: int = 0
-    rings: dict[str, Ring] = field(default_factory=dict)
-    records: dict[str, Record] = field(default_factory=dict)
-    revision: int = 0
-    dirty: bool = False
-    early: dict[str, int] = field(default_factory=dict)
-    """Verdicts that another instance said before we counted their batch: id and stream sequence."""
-
-    @property
-    def unsaid(self) -> int:
-        return sum(len(record.unsaid) for record in self.records.values())
-
-    def running(self) -> Iterator[tuple[str, int, int]]:
-        """Container, begin and deadline of each open task."""
-        for ring in self.rings.values():
-            for task in (*ring.open.values(), *ring.overdue.values()):
-                yield ring.container, task[STAMP_US], task[DEADLINE_US]
+    commit: int
+    nodes: Sequence[tuple[Node, int]] = ()
+    kept: Sequence[tuple[Partition, int]] = ()
+    layout: Sequence[Write] = ()
+    lives: str = ""
 
 
 class Core:
     """``guarantee`` is judged where a container declares none; ``window`` is the length of the ratio's window;
-    ``holder`` names this process, and another takes over when it has not renewed its lease for ``lease_us``."""
+    ``shares`` are the partitions that this process holds, none at first."""
 
-    def __init__(self, subjects: Subjects, guarantee: float, window: int, holder: str, lease_us: int) -> None:
+    def __init__(self, subjects: Subjects, guarantee: float, window: int, shares: Shares) -> None:
         self.subjects = subjects
         self.guarantee = guarantee
         self.window = window
+        self.shares = shares
         self.nodes: dict[str, Node] = {}
+        """Of the partitions that we follow."""
         self.counters: Counter[str] = Counter()
-        self.lease = Tenure(LEASE, holder, lease_us)
         self.suspects = Suspects()
-        self._writing: tuple[int, list[Node]] | None = None
+        self._bucket = Bucket(self.counters)
+        self._awaited: list[Node] = []
+        """Of the partitions that we are about to follow."""
+        self._beginning: set[str] = set()
+        """Streams that are to be read from elsewhere, and are not yet."""
+        self._writing: Writing | None = None
         self._commit = 0
         self._written_us: int | None = None
         self._wall_us = 0
-        self._replayed = self._following = self._stopping = False
+        self._replayed = self._stopping = self._ended = False
         self._delivered = 0
-        """Stream sequence of the last batch that the shell delivered; it only ever grows within one stream."""
+        """Stream sequence of the last batch that the shell delivered; it only grows, but for a ReadingFrom."""
+        self._verdict_seq = 0
+        """Of the last verdict."""
 
     def handle(self, event: object, now_us: int) -> list[Effect]:
         match event:
@@ -103,46 +101,130 @@ class Core:
             case Tick(wall_us=wall_us):
                 self._wall_us = wall_us
                 self.suspects.tick()
-                return self._write(now_us)
+                return [*self._speak(), *self._write(now_us)]
             case CommitDone() as done:
                 return self._committed(done, now_us)
             case KeyChanged(bucket=bucket) as change if bucket == DEADLINES:
-                self._heard(change, now_us)
+                return self._shown(change, now_us)
             case KeyChanged(bucket=bucket, key=key, value=value) if bucket in (LEDGER, NODES):
                 self.suspects.heard(bucket, key, value)
             case WatchReplayed(bucket=bucket, keys=keys) if bucket == DEADLINES:
-                self._replayed = True
-                if LEASE not in keys:
-                    self.lease.absent()
-                return self._write(now_us)
+                return self._began(keys, now_us)
+            case ReadingFrom(subject=subject, start_seq=start_seq):
+                return self._reading(subject, start_seq)
             case Reconnected(gap_us=gap_us):
-                self.lease.rebase(gap_us)
+                self.shares.rebase(gap_us)
             case Draining():
-                return self._step_down()
+                self._stopping = True
+                return self._last_words() if self._replayed and self._writing is None else []
         return []
 
-    def start_seq(self) -> int:
-        """First stream sequence that some node has not counted yet; 1 when nothing is known."""
-        first = min((node.stream_seq + 1 for node in self.nodes.values()), default=1)
-        self._delivered = first - 1
-        return first
+    def wants(self, subject: str) -> bool:
+        """Whether a batch or a verdict is of a node that we follow, or are about to; else it need not be decoded."""
+        part = self._partition(subject.split(".", 4)[3])
+        return part is not None and part.heard
 
-    def start_seq_of_verdicts(self) -> int:
-        """From here on the stream tells which verdicts of the checkpoints were said."""
-        unsaid = [seq for node in self.nodes.values() for r in node.records.values() for seq, _ in r.unsaid.values()]
-        return min(self.start_seq(), *unsaid) if unsaid else self.start_seq()
+    def _partition(self, token: str) -> Partition | None:
+        parts = self.shares.parts
+        number = numbered(token, len(parts)) if parts else -1
+        return parts[number] if number >= 0 else None
+
+    def _speaks(self, node: Node) -> bool:
+        return self.shares.parts[node.partition].speaks
+
+    def _nodes_of(self, part: Partition) -> list[Node]:
+        return [node for node in self.nodes.values() if node.partition == part.number]
+
+    # --- partitions: taken, read, followed, left ---
+
+    def _began(self, keys: frozenset[str], now_us: int) -> list[Effect]:
+        self._replayed = True
+        self._bucket.replayed(keys)
+        if self.shares.replayed(keys):
+            self._begin_anew()
+        self._leave_lost()
+        return self._write(now_us)
+
+    def _shown(self, change: KeyChanged, now_us: int) -> list[Effect]:
+        self._bucket.shown(change.key, change.value, change.revision)
+        self._heard(change, now_us)
+        return self._read_taken()
+
+    def _read_taken(self) -> list[Effect]:
+        """Whoever held a partition before us cannot write any more; once the watch has shown all that was written
+        until then, its nodes are known, and from where on the stream is to be read."""
+        if self._beginning:
+            return []
+        taken = [part for part in self.shares.parts if part.taken is not None and part.taken <= self._bucket.revision]
+        for part in taken:
+            part.taken, part.awaited = None, True
+            self._awaited += self._bucket.nodes_of(part.number, len(self.shares.parts))
+        return self._read_from() if taken else []
+
+    def _read_from(self) -> list[Effect]:
+        """Both streams from the first sequence that somebody lacks on; what others have counted already is skipped."""
+        starts = [part.counted_seq + 1 for part in self.shares.parts if part.awaited]
+        unsaid = [node.first_unsaid_seq for node in self._awaited]
+        if any(part.followed for part in self.shares.parts):
+            starts.append(self._delivered + 1)
+            unsaid.append(self._verdict_seq + 1)
+        first = min(starts)
+        self._beginning = {TASKS, VERDICTS}
+        return [ReadFrom(TASKS, first), ReadFrom(VERDICTS, min([first, *unsaid]))]
+
+    def _reading(self, subject: str, start_seq: int) -> list[Effect]:
+        self._beginning.remove(subject)
+        if subject == VERDICTS:
+            self._verdict_seq = start_seq - 1
+            return self._read_taken()
+        self._delivered = start_seq - 1
+        for part in self.shares.parts:
+            if part.awaited:
+                part.awaited, part.followed = False, True
+        self.nodes |= {node.name: node for node in self._awaited}
+        self._awaited = []
+        return self._read_taken()
+
+    def _speak(self) -> Iterator[Publish]:
+        """A tick after a partition is followed: by then most of what was said is heard; the rest is said, in order."""
+        for part in self.shares.parts:
+            if part.followed and not part.speaks:
+                part.speaks = True
+                for record in [record for node in self._nodes_of(part) for record in node.records.values()]:
+                    yield from (self._publish(*said) for said in record.kept())
+
+    def _leave_lost(self) -> None:
+        for part in self.shares.parts:
+            if not part.lease.active and (part.heard or part.taken is not None):
+                self._leave(part)
+
+    def _leave(self, part: Partition) -> None:
+        part.leave()
+        for node in self._nodes_of(part):
+            del self.nodes[node.name]
+            self.suspects.forget(node.name)
+        self._awaited = [node for node in self._awaited if node.partition != part.number]
+
+    def _begin_anew(self) -> None:
+        """There are as many partitions as the bucket says now; none is ours."""
+        for part in self.shares.parts:
+            self._leave(part)
+        self.shares.begin_anew()
 
     # --- batches ---
 
     def _batch(self, batch: TaskBatch, seq: int) -> list[Effect]:
         if seq < self._delivered:
             self._another_stream()
-        self._delivered, self._following = seq, True
-        node = self.nodes.setdefault(batch.node, Node(batch.node))
+        self._delivered = seq
+        node = self.nodes.get(batch.node) or self._new_node(batch.node)
+        if node is None:
+            return []
         if seq <= node.stream_seq:
             self.counters["batches_again"] += 1
             return []
-        node.stream_seq, node.dirty = seq, True
+        node.stream_seq = seq
+        node.unsaved_seq = node.unsaved_seq or seq
         if not well_formed(batch):
             self.counters["batches_malformed"] += 1
             return []
@@ -156,17 +238,17 @@ class Core:
         judge.rows()
         judge.time()
         if judge.rings_closed or len(node.rings) + len(node.records) != known:
-            self._forget_old(node)
+            node.forget_old()
         if node.early:
             node.early = {event_id: at for event_id, at in node.early.items() if at > seq}
         effects = self.suspects.explained(batch, judge.matched.tasks, effects, node.running)
         return [*effects, *self._noisy(node, batch)]
 
     def _noisy(self, node: Node, batch: TaskBatch) -> Iterator[Publish]:
-        """Said by the holder of the lease alone, and not kept: who is noisy is found again."""
+        """Not kept: who is noisy is found again."""
         for container, cause in self.suspects.noisy(node.name, batch.watermark_us, node.running):
             record = node.records.get(container)
-            if record is not None and self.lease.active:
+            if record is not None and self._speaks(node):
                 event_id = f"{node.name}/{container}/{record.judged}/noisy/{cause.container}"
                 said = {"task": None, "deadline_us": None, "because": (cause,)}
                 yield self._publish(event_id, self._event(batch, record, "noisy", said))
@@ -175,9 +257,20 @@ class Core:
         """The stream was lost and made anew: its sequences begin again, and what it holds is new to all."""
         self.counters["streams_made_anew"] += 1
         for node in self.nodes.values():
-            node.stream_seq, node.early = 0, {}
-            for record in node.records.values():
-                record.unsaid.clear()
+            node.another_stream()
+        for part in self.shares.parts:
+            part.counted_seq = 0
+        if self._writing:  # what it says of sequences is of the former stream
+            nodes, kept = [(node, 1) for node, _ in self._writing.nodes], [(part, 0) for part, _ in self._writing.kept]
+            self._writing = replace(self._writing, nodes=nodes, kept=kept)
+
+    def _new_node(self, name: str) -> Node | None:
+        """None of a partition that we do not follow."""
+        part = self._partition(encode(name, "node"))
+        if part is None or not part.followed:
+            return None
+        node = self.nodes[name] = Node(name, part.number)
+        return node
 
     def _learn(self, node: Node, info: RingInfo, seq: int) -> Ring:
         ring = node.rings.get(info.ring)
@@ -195,18 +288,21 @@ class Core:
         return node.records[container]
 
     def _say(self, node: Node, record: Record, event_id: str, event: DeadlineEvent) -> list[Effect]:
-        """By the holder of the lease; kept until it is heard, unless it was heard before."""
+        """Kept until it is heard, unless it was heard before."""
         if node.early.pop(event_id, None) is not None:
             return []
         record.unsaid[event_id] = (node.stream_seq, event)
-        return [self._publish(event_id, event)] if self.lease.active else []
+        return [self._publish(event_id, event)] if self._speaks(node) else []
 
     def _publish(self, event_id: str, event: DeadlineEvent) -> Publish:
         subject = self.subjects.deadline_event(event.node, event.container)
         return Publish(subject, event, event_id, f"laxity.deadline.{event.kind}")
 
     def _was_said(self, verdict: DeadlineEvent, event_id: str, seq: int) -> None:
-        node = self.nodes.setdefault(verdict.node, Node(verdict.node))
+        self._verdict_seq = seq
+        node = self.nodes.get(verdict.node) or self._new_node(verdict.node)
+        if node is None:
+            return
         record = node.records.get(verdict.container)
         if record is not None and event_id in record.unsaid:
             record.said(event_id)
@@ -234,128 +330,118 @@ class Core:
             **said,
         )
 
-    def _forget_old(self, node: Node) -> None:
-        """Keeps a bounded number of closed rings and of records that no ring names any more, the newest ones."""
-        closed = [name for name, ring in node.rings.items() if ring.closed]
-        for name in closed[:-KEEP_CLOSED]:
-            del node.rings[name]
-        live = {ring.container for ring in node.rings.values()}
-        done = sorted((r.touched_seq, name) for name, r in node.records.items() if name not in live)
-        for _, name in done[:-KEEP_CLOSED]:
-            del node.records[name]
-
-    # --- checkpoints: the records and the stream sequence that they include, in one write with the lease ---
+    # --- checkpoints: records and the stream sequence that they include, in one write with the leases ---
 
     def _write(self, now_us: int) -> list[Effect]:
-        if self._writing or self._stopping or not self._replayed or not self.lease.may_write(now_us):
+        """Whatever is due, all in one write; nothing while one is under way."""
+        if self._writing or self._stopping or not self._replayed:
             return []
+        if self.shares.layout_due(now_us):
+            return [self._lay_out()]
+        if not self.shares.parts:
+            return []
+        given, taken = self.shares.surplus(now_us), self.shares.free(now_us)
         due = self._written_us is None or now_us - self._written_us >= CHECKPOINT_US
-        nodes = self._dirty() if due and self.lease.active else []
-        if not nodes and not self.lease.due(now_us):
+        nodes = self._dirty() if due or given else []
+        if not (nodes or given or taken or self.shares.due(now_us)):
             return []
         self._written_us = now_us if nodes else self._written_us
-        return [self._checkpoint(nodes, self.lease.renewal())]
+        return [self._checkpoint(nodes, given, taken)]
 
     def _dirty(self) -> list[Node]:
-        """The nodes that changed, all in one write: no sequence of one is passed before the others include it."""
-        return [node for node in self.nodes.values() if node.dirty and node.unsaid <= MOST_UNSAID][:MOST_NODES]
+        """The nodes that changed; those that were written last come last."""
+        return [node for node in self.nodes.values() if node.unsaved_seq and node.unsaid <= MOST_UNSAID][:MOST_NODES]
 
-    def _checkpoint(self, nodes: list[Node], lease: Write) -> Commit:
-        self._commit += 1
-        self._writing = (self._commit, nodes)
-        writes = []
+    def _checkpoint(self, nodes: list[Node], given: Sequence[Partition], taken: Sequence[Partition]) -> Commit:
+        """Nodes, the leases that we hold, take and give back, and that we live. What is given back is left at once."""
+        writes = [Write(node_key(node.name), node.published(self._wall_us).to_json(), node.revision) for node in nodes]
+        unsaved = [(node, node.unsaved_seq) for node in nodes]
         for node in nodes:
-            node.dirty = False
-            writes.append(Write(node_key(node.name), self.published(node, self._wall_us).to_json(), node.revision))
-        return Commit(self._commit, DEADLINES, (*writes, lease))
+            node.unsaved_seq = 0
+            self.nodes[node.name] = self.nodes.pop(node.name)
+        kept = [(part, self._counted(part)) for part in self.shares.held if part not in given]
+        kept += [(part, part.lease.stream_seq) for part in taken]
+        writes += [part.lease.renewal(seq) for part, seq in kept]
+        for part in given:
+            writes.append(part.lease.hand_over(self._counted(part)))
+            self._leave(part)
+        lives = self.shares.ends() if self._stopping else self.shares.lives()
+        self._commit += 1
+        self._writing = Writing(self._commit, unsaved, kept, lives=lives.key)
+        return Commit(self._commit, DEADLINES, (*writes, lives))
 
-    def _step_down(self) -> list[Effect]:
-        """Last words: what changed, and the lease, so that a standby need not wait."""
-        self._stopping = True
-        if self._writing or not self.lease.active:
-            return []
-        return [self._checkpoint(self._dirty(), self.lease.give_back())]
+    def _counted(self, part: Partition) -> int:
+        """Up to where the checkpoints include all that its nodes said, if all without unsaved batches are written."""
+        unsaved = (node.unsaved_seq - 1 for node in self._nodes_of(part) if node.unsaved_seq)
+        return max(part.counted_seq, min(unsaved, default=self._delivered)) if part.followed else part.counted_seq
 
-    def published(self, node: Node, wall_us: int) -> NodeDeadlines:
-        open_tasks: Counter[str] = Counter()
-        for ring in node.rings.values():
-            open_tasks[ring.container] += ring.running
-        state = {
-            "rings": {name: ring.dump() for name, ring in node.rings.items()},
-            "records": {name: record.dump() for name, record in node.records.items()},
-        }
-        return NodeDeadlines(
-            node=node.name,
-            at_us=wall_us,
-            stream_seq=node.stream_seq,
-            containers=tuple(r.published(open_tasks[name]) for name, r in node.records.items()),
-            checkpoint=state,
-        )
+    def _lay_out(self) -> Commit:
+        """Says how many partitions there are, each to be read from where the first of the former ones stands."""
+        former = [max(part.counted_seq, part.lease.stream_seq) for part in self.shares.parts]
+        layout = self.shares.layout(min(former, default=self._bucket.counted_seq()))
+        self._commit += 1
+        self._writing = Writing(self._commit, layout=layout)
+        return Commit(self._commit, DEADLINES, layout)
+
+    def _last_words(self) -> list[Effect]:
+        """What changed, and all leases, so that others need not wait."""
+        self._ended, ended = True, self._ended
+        return [] if ended else [self._checkpoint(self._dirty(), self.shares.held, [])]
 
     def _committed(self, done: CommitDone, now_us: int) -> list[Effect]:
-        if self._writing is None or done.commit != self._writing[0]:
+        writing = self._writing
+        if writing is None or done.commit != writing.commit:
             return []
-        _, nodes = self._writing
         self._writing = None
-        if done.outcome != CommitOutcome.WRITTEN:
-            self.counters[f"checkpoint_{done.outcome}"] += 1
-            self._written_us = None  # tried again at the next tick
-            for node in nodes:
-                node.dirty = True
-            for change in done.current:
-                self._heard(change, now_us)
-            return []
-        for node in nodes:
+        if done.outcome == CommitOutcome.WRITTEN:
+            self._wrote(writing, done, now_us)
+        else:
+            self._not_written(writing, done, now_us)
+        if self._stopping:
+            return self._last_words()
+        again = self._write(now_us) if done.outcome == CommitOutcome.WRITTEN else []
+        return [*self._read_taken(), *again]
+
+    def _wrote(self, writing: Writing, done: CommitDone, now_us: int) -> None:
+        for node, _ in writing.nodes:
             node.revision = done.revisions[node_key(node.name)]
-        if self._stopping or not self.lease.renewed(done.revisions[LEASE], now_us):
-            return []
-        records = [record for node in self.nodes.values() for record in node.records.values()]
-        return [self._publish(*said) for record in records for said in record.kept()]
+        for part, counted_seq in writing.kept:
+            if part.lease.renewed(done.revisions[part.lease.key], now_us):
+                part.taken = max(done.revisions.values())
+            part.counted_seq = counted_seq
+        for write in writing.layout:
+            self._heard(KeyChanged(DEADLINES, write.key, write.value, done.revisions[write.key]), now_us)
+        if writing.lives:
+            self.shares.lived(done.revisions[writing.lives], now_us)
+        self._leave_lost()
+
+    def _not_written(self, writing: Writing, done: CommitDone, now_us: int) -> None:
+        self.counters[f"checkpoint_{done.outcome}"] += 1
+        self._written_us = None  # tried again at the next tick
+        for node, unsaved_seq in writing.nodes:
+            node.unsaved_seq = min(unsaved_seq, node.unsaved_seq or unsaved_seq)
+        for change in done.current:
+            self._heard(change, now_us)
 
     def _heard(self, change: KeyChanged, now_us: int) -> None:
-        if change.key == LEASE:
-            try:
-                self.lease.changed(change, now_us)
-            except FieldError:  # not written by us
-                self.counters["leases_malformed"] += 1
-        else:
-            self._loaded(change.key, change.value, change.revision)
-
-    def _loaded(self, key: str, value: bytes | None, revision: int) -> None:
-        """A checkpoint as the bucket has it: the beginning of what is known here; who follows the stream knows more."""
-        if not key.startswith("node."):
-            return
-        name = decode(key.removeprefix("node."))
-        node = self.nodes.setdefault(name, Node(name))
-        if revision <= node.revision and value is not None:
-            return
-        node.revision = revision
-        if value is None or self._following:
-            return
+        """A key of the bucket as it is now, from the watch, a write of ours, or one that failed."""
         try:
-            self._restore(node, NodeDeadlines.trusted(value))
-        except (FieldError, KeyError, TypeError, ValueError):  # not written by us: the stream is counted again
-            self.counters["checkpoints_malformed"] += 1
-
-    def _restore(self, node: Node, saved: NodeDeadlines) -> None:
-        if saved.stream_seq > node.stream_seq:
-            state: Any = saved.checkpoint
-            records = {name: Record.load(name, s) for name, s in state["records"].items()}
-            rings = {name: Ring.load(name, s, records) for name, s in state["rings"].items()}
-            node.stream_seq, node.rings, node.records = saved.stream_seq, rings, records
+            if self.shares.changed(change, now_us):
+                self._begin_anew()
+        except FieldError:  # not written by us
+            self.counters["leases_malformed"] += 1
+        self._leave_lost()
+        node = self.nodes.get(name) if (name := node_of(change.key)) else None
+        if node is not None and (change.revision > node.revision or change.value is None):
+            node.revision = change.revision
 
     # --- for tests and for people ---
 
     def check(self) -> None:
         """Asserts what must always hold."""
         for node in self.nodes.values():
-            for ring in node.rings.values():
-                assert ring.record is node.records.get(ring.container), f"a ring of {node.name} has no record"
-                begun = {**ring.open, **ring.overdue}
-                assert len(begun) == ring.running, f"a task is open and overdue: {ring}"
-                assert all(0 < seq <= ring.high for seq in begun), f"open tasks beyond the head: {ring}"
-            for record in node.records.values():
-                assert record.window.met + record.window.missed == min(record.judged, record.window.length)
+            assert self.shares.parts[node.partition].followed, f"{node.name} is of a partition that is not ours"
+            node.check()
 
     def story(self, container: str) -> list[str]:
         """What is known of one container, a line per node that has seen it."""

@@ -21,7 +21,10 @@ class TrackerSettings(ServiceSettings):
     window: int = Field(default=1000, ge=1, le=100_000)
     """Verdicts in a container's sliding window. 1,000 can show up to 0.996; a longer one forgets a bad spell later."""
     lease_us: int = Field(default=2_000_000, ge=750_000)
-    """A standby takes over when the lease has not been renewed for so long; it is renewed at each third of it."""
+    """Others take over when a tracker's leases have not been renewed for so long; they are at each third of it."""
+    partitions: int = Field(default=8, ge=1, le=64)
+    """Parts into which the nodes are divided among the trackers: at least as many as trackers, better a few times so
+    many. All trackers go by what the first one wrote; it changes when one with another setting is alone."""
 
     @model_validator(mode="after")
     def _window_can_show_the_guarantee(self) -> Self:

@@ -54,6 +54,11 @@ class Suspects:
         else:
             kept.facts = value
 
+    def forget(self, node: str) -> None:
+        """Its tasks, not its keys: from now on others follow it."""
+        kept = self._kept(node)
+        self._nodes[node] = Kept(kept.facts, kept.reservations)
+
     def tick(self) -> None:
         self._left = MOST_LOOKS
         self._nodes_left = MOST_NODES

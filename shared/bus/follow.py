@@ -160,11 +160,12 @@ class Follow(_Endless):
 
     async def _once(self) -> str:
         info = await self._js.info(self._stream)
-        if self._made and info["created"] != self._made:
+        last_seq = int(info["state"]["last_seq"])
+        if (self._made and info["created"] != self._made) or self._next > last_seq + 1:
             self._next = 1  # another stream of that name: its sequences begin again
         self._made = info["created"]
         if not self._next:
-            self._next = int(info["state"]["last_seq"]) + 1
+            self._next = last_seq + 1
         config = {
             "filter_subject": self._subject,
             "deliver_policy": "by_start_sequence",

@@ -31,6 +31,10 @@ class Lease(Message):
     """0: given up."""
     told: int = 0
     """Every step that this placer wrote up to this revision of the ledger is in the stream of events."""
+    stream_seq: int | None = None
+    """Of a tracker's partition: all that its nodes said up to here is in their checkpoints."""
+    partitions: int | None = None
+    """Key ``lease.deadline-tracker`` alone: into how many partitions the nodes are divided."""
 
 
 Which = tuple[str, int, int]

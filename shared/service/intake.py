@@ -38,9 +38,10 @@ class Shell(Protocol):
 class Intake:
     """One Listen of the table at work."""
 
-    def __init__(self, shell: Shell, listen: Listen) -> None:
+    def __init__(self, shell: Shell, listen: Listen, wanted: Callable[[str], bool] | None = None) -> None:
         self._shell = shell
         self._listen = listen
+        self._wanted = wanted
         self._subject = f"{shell.bus.subjects.prefix}.{listen.subject}"
 
     async def subscribe(self) -> Listening:
@@ -104,6 +105,8 @@ class Intake:
             await self._shell.inbox.put(self._received(msg, message, ""))
 
     async def _on_stored(self, stored: StoredMsg) -> None:
+        if self._wanted is not None and not self._wanted(stored.subject):
+            return
         message = self._decoded(stored.subject, stored.body)
         if message is not None:
             await self._shell.inbox.put(self._stored(stored, message, 0))

@@ -9,11 +9,25 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from shared.bus import Bus, LinkEvent, Listening
 from shared.clock import Clock, SystemClock
-from shared.effects import Ack, Commit, Disconnected, Draining, Effect, Emit, Publish, Reconnected, Reply, Tick
+from shared.effects import (
+    Ack,
+    Commit,
+    Disconnected,
+    Draining,
+    Effect,
+    Emit,
+    Publish,
+    ReadFrom,
+    ReadingFrom,
+    Reconnected,
+    Reply,
+    Tick,
+)
 from shared.errors import BusError
 from shared.log import configure, logger
 from shared.messages import BusEvent
@@ -63,6 +77,7 @@ class Runtime:
         self._group: asyncio.TaskGroup
         self._outbox: Outbox
         self._taking: list[Listening] = []
+        self._following: dict[str, asyncio.Task[Any]] = {}
         self._until_drain: list[asyncio.Task[None]] = []
         self._running: set[asyncio.Task[None]] = set()
         self._start_id = os.urandom(6).hex()
@@ -166,9 +181,24 @@ class Runtime:
     async def _streams_and_work(self) -> None:
         for listen in self._of("stream"):
             start_seq = listen.start(self._core) if listen.start is not None else 0
-            self._group.create_task(Intake(self, listen).follow(start_seq))
+            if start_seq is not None:
+                self._follow(listen, start_seq)
         for listen in self._of("work"):
             self._until_draining(Intake(self, listen).pull())
+
+    def _follow(self, listen: Listen, start_seq: int) -> None:
+        wanted = partial(listen.wanted, self._core) if listen.wanted is not None else None
+        following = Intake(self, listen, wanted).follow(start_seq)
+        self._following[listen.subject] = self._group.create_task(following)
+
+    async def _read_from(self, effect: ReadFrom) -> None:
+        """What the former reader had put into the inbox stays before ReadingFrom."""
+        (listen,) = (each for each in self._of("stream") if each.subject == effect.subject)
+        if (former := self._following.pop(effect.subject, None)) is not None:
+            former.cancel()
+            await asyncio.wait([former])
+        self.inbox.post(ReadingFrom(effect.subject, effect.start_seq))
+        self._follow(listen, effect.start_seq)
 
     async def _requests(self) -> None:
         for listen in (*self._of("core"), *self._of("request")):
@@ -248,6 +278,8 @@ class Runtime:
                 await self._emit(effect)
             case Ack():
                 await self.bus.ack(effect.token, effect.delay_us)
+            case ReadFrom():
+                await self._read_from(effect)
             case _:
                 self._begin(effect)
 

@@ -33,7 +33,8 @@ class Listen:
 
     ``subject`` leaves the prefix out; for kind ``watch`` it is a bucket's name. ``request``: one answer each, shared
     through ``queue``. ``core``: lossy. ``stream``: in order, from the sequence that ``start`` names once all watches
-    have replayed (0: only what is new). ``work``: one durable consumer shared by all who name it, acknowledged by
+    have replayed (0: only what is new; None: nothing until a ReadFrom), without what ``wanted`` declines by its subject
+    before it is decoded. ``work``: one durable consumer shared by all who name it, acknowledged by
     the core with Ack.
     """
 
@@ -44,7 +45,8 @@ class Listen:
     queue: str | None = None
     stream: str | None = None
     durable: str | None = None
-    start: Callable[[Any], int] | None = None
+    start: Callable[[Any], int | None] | None = None
+    wanted: Callable[[Any, str], bool] | None = None
     fault: Fault | None = None
 
 

@@ -29,10 +29,10 @@ pytestmark = [
 SERVERS = ("nats", "nats-2", "nats-3")
 TWO_OF_EACH = {
     "node-list": ("rt_nodes", "lease.node-list"),
-    "deadline-tracker": ("rt_deadlines", "lease.deadline-tracker"),
+    "deadline-tracker": ("rt_deadlines", "lease.deadline-tracker-0"),
     "placer": ("rt_ledger", "lease.leader"),
 }
-"""Where the lease of the active one lies."""
+"""Where the lease of the active one lies, of deadline-trackers that of their first partition."""
 STREAMS = ("RT_EVENTS", "RT_PLACE", "KV_rt_ledger", "KV_rt_nodes", "KV_rt_deadlines", "KV_rt_learned")
 BODY = {"command": ["serve"], "candidates": ["fake-1"], "queue": True}
 PATIENCE_S = 90.0

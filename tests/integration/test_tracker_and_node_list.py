@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 
+from services.deadline_tracker.shares import partition_of
 from shared.messages import TaskEventKind
 from shared.testing.nats_server import NatsServer
 from shared.testing.service_process import ServiceProcess
@@ -57,31 +59,68 @@ async def test_verdicts_of_a_killed_tracker_are_neither_lost_nor_doubled(
             return record["missed"] + record["lost"] + record["open"] >= 20 and record
 
         record = await until(judged, "all twenty tasks in the checkpoint")
-        missed = [
-            event_id for event_id, body in await events(outside, "rt.events.deadline.>") if body["kind"] == "missed"
-        ]
-        assert (record["met"], record["missed"], len(set(missed))) == (0, 10, 10)
+        await until(
+            lambda: _equals(lambda: missed(outside), [f"n1/r0/{n + 1}/missed" for n in range(0, 30, 3)]), "all said"
+        )
+        assert (record["met"], record["missed"]) == (0, 10)
         assert tracker.stop() == 0
 
 
-async def test_a_standby_tracker_goes_on_where_the_killed_one_stopped_and_says_each_verdict_once(
+async def missed(client: Client) -> list[str]:
+    stored = await events(client, "rt.events.deadline.>")
+    return [event_id for event_id, body in stored if body["kind"] == "missed"]
+
+
+async def holder_of(client: Client, node: str) -> str:
+    """Who follows a node; "" while nobody does."""
+    layout = await value(client, "rt_deadlines", "lease.deadline-tracker")
+    if not layout:
+        return ""
+    number = partition_of(node, layout["partitions"])
+    found = await value(client, "rt_deadlines", f"lease.deadline-tracker-{number}")
+    return found["holder"] if found and found["ttl_us"] else ""
+
+
+async def holders(client: Client) -> Counter[str]:
+    """How many partitions each tracker holds."""
+    leases = [await value(client, "rt_deadlines", f"lease.deadline-tracker-{number}") for number in range(8)]
+    return Counter(lease["holder"] for lease in leases if lease and lease["ttl_us"])
+
+
+async def shares(client: Client) -> list[int]:
+    return sorted((await holders(client)).values())
+
+
+async def test_trackers_share_the_partitions_and_one_that_joins_or_leaves_changes_the_shares(
+    nats_server: NatsServer, tmp_path: Path, outside: Client
+) -> None:
+    folders = [tmp_path / name for name in "abc"]
+    for folder in folders:
+        folder.mkdir()
+    trackers = [ServiceProcess("services.deadline_tracker", folder, nats_server.url) for folder in folders]
+    with trackers[0]:
+        await until(lambda: _equals(lambda: shares(outside), [8]), "one holds all")
+        with trackers[1]:
+            await until(lambda: _equals(lambda: shares(outside), [4, 4]), "two hold half of them each")
+            with trackers[2]:
+                await until(lambda: _equals(lambda: shares(outside), [2, 3, 3]), "three hold a third of them each")
+                assert trackers[2].stop() == 0
+                asked_s = time.monotonic()
+                await until(lambda: _equals(lambda: shares(outside), [4, 4]), "two again")
+                print(f"two again {time.monotonic() - asked_s:.1f} s after the third was asked to stop")
+
+
+async def test_another_tracker_goes_on_where_the_killed_one_stopped_and_says_each_verdict_once(
     nats_server: NatsServer, tmp_path: Path, outside: Client
 ) -> None:
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
     first = ServiceProcess("services.deadline_tracker", tmp_path / "a", nats_server.url)
     second = ServiceProcess("services.deadline_tracker", tmp_path / "b", nats_server.url)
 
-    async def missed() -> list[str]:
-        stored = await events(outside, "rt.events.deadline.>")
-        return [event_id for event_id, body in stored if body["kind"] == "missed"]
-
-    async def holder() -> Any:
-        found = await value(outside, "rt_deadlines", "lease.deadline-tracker")
-        return found and found["holder"]
-
     with first, second:
-        was = await until(holder, "one of the two holds the lease")
-        active, standby = (first, second) if f"-{first.pid}-" in was else (second, first)
+        await until(lambda: _equals(lambda: shares(outside), [4, 4]), "both hold their share")
+        was = await holder_of(outside, "n1")
+        active, other = (first, second) if f"-{first.pid}-" in was else (second, first)
         for n in range(1, 21):
             if n == 10:
                 active.kill()
@@ -89,13 +128,13 @@ async def test_a_standby_tracker_goes_on_where_the_killed_one_stopped_and_says_e
             await say(outside, row(BEGIN, n), row(OVERDUE, n))
 
         async def all_said() -> bool:
-            return len(await missed()) >= 20
+            return len(await missed(outside)) >= 20
 
         await until(all_said, "the verdicts of both halves", 15)
         print(f"all verdicts {time.monotonic() - killed_s:.1f} s after the active tracker was killed")
-        assert f"-{standby.pid}-" in await holder()
-        assert [f"n1/r0/{n}/missed" for n in range(1, 21)] == await missed()
-        assert standby.stop() == 0
+        assert f"-{other.pid}-" in await holder_of(outside, "n1")
+        assert [f"n1/r0/{n}/missed" for n in range(1, 21)] == await missed(outside)
+        assert other.stop() == 0
 
 
 async def test_an_outside_client_is_told_of_a_miss_without_any_set_up(

@@ -6,12 +6,13 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.deadline_tracker.core import CHECKPOINT_US
+from services.deadline_tracker.core import CHECKPOINT_US, TASKS
 from shared.effects import Commit, CommitDone, CommitOutcome, KeyChanged, Publish, Received, Tick, Write
 from shared.messages import TaskBatch, TaskEventKind
-from shared.subjects import DEADLINES, node_key
+from shared.subjects import DEADLINES
 from tests.property.test_tracker_recount import DEADLINE, recount
-from tests.unit.test_tracker_core import batch, lead, row, tracker
+from tests.tracker_server import led, tracker
+from tests.unit.test_tracker_core import batch, row
 
 RINGS = st.sampled_from([0, 1])
 
@@ -27,8 +28,7 @@ class TrackerMachine(RuleBasedStateMachine):
         self.open: list[list[int]] = [[], []]
         self.saved: tuple[bytes, int] | None = None
         self.missed: set[str] = set()
-        self.core, self.next, self.now_us = tracker(500), 1, 0
-        lead(self.core)
+        self.core, self.next, self.now_us = led(tracker(500)).core, 1, 0
 
     # --- what the monitor writes ---
 
@@ -82,10 +82,9 @@ class TrackerMachine(RuleBasedStateMachine):
         self.now_us += CHECKPOINT_US
         for effect in self.core.handle(Tick("checkpoint", 0), self.now_us):
             assert isinstance(effect, Commit)
-            *written, lease = effect.writes
-            self._ends(effect, written, lease, arrives)
+            self._ends(effect, [write for write in effect.writes if write.key == "node.n1"], arrives)
 
-    def _ends(self, effect: Commit, written: list[Write], lease: Write, arrives: bool) -> None:
+    def _ends(self, effect: Commit, written: list[Write], arrives: bool) -> None:
         outcome, revision, current = CommitOutcome.WRITTEN if arrives else CommitOutcome.UNKNOWN, 0, ()
         for write in written:
             revision = self.saved[1] if self.saved else 0
@@ -95,16 +94,13 @@ class TrackerMachine(RuleBasedStateMachine):
             else:
                 outcome = CommitOutcome.CONFLICT
             current = (KeyChanged(DEADLINES, write.key, *self.saved),) if self.saved else ()
-        revisions = {write.key: revision + 1 for write in (*written, lease)}
+        revisions = {write.key: revision + 1 for write in effect.writes}
         self.core.handle(CommitDone(effect.commit, outcome, revisions, current), self.now_us)
 
     @rule()
     def is_killed_and_started_again(self) -> None:
-        self.core = tracker(500)
-        lead(self.core)
-        if self.saved:
-            self.core.handle(KeyChanged(DEADLINES, node_key("n1"), *self.saved), 0)
-        self.next = self.core.start_seq()
+        it = led(tracker(500), self.saved[0] if self.saved else None)
+        self.core, self.next, self.saved = it.core, it.next[TASKS], (self.saved[0], 1) if self.saved else None
 
     @invariant()
     def holds(self) -> None:

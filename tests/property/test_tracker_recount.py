@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.deadline_tracker.core import CHECKPOINT_US, Core
-from shared.effects import Commit, CommitDone, CommitOutcome, KeyChanged, Publish, Received, Tick
+from services.deadline_tracker.core import CHECKPOINT_US, TASKS
+from shared.effects import Commit, CommitDone, CommitOutcome, Publish, Received, Tick
 from shared.messages import TaskBatch, TaskEventKind
-from shared.subjects import DEADLINES
-from tests.unit.test_tracker_core import batch, lead, row, tracker
+from tests.tracker_server import led, tracker
+from tests.unit.test_tracker_core import batch, row
 
 DEADLINE = 50_000
 
@@ -84,18 +84,12 @@ def recount(history: list[TaskBatch]) -> tuple[dict[str, int], set[int]]:
     return counts, missed
 
 
-def leading() -> Core:
-    core = tracker(500)
-    lead(core)
-    return core
-
-
 @given(histories(), st.sets(st.integers(0, 45), max_size=5), st.sets(st.integers(0, 45), max_size=5))
 @settings(max_examples=300, deadline=None)
 def test_verdicts_equal_an_offline_recount_with_crashes_anywhere(
     history: list[TaskBatch], saves: set[int], crashes: set[int]
 ) -> None:
-    core, saved, missed = leading(), None, []
+    core, saved, missed = led(tracker(500)).core, None, []
     seq = 1
     while seq <= len(history):
         for effect in core.handle(Received("rt.events.task.n1", history[seq - 1], seq=seq), 0):
@@ -104,15 +98,14 @@ def test_verdicts_equal_an_offline_recount_with_crashes_anywhere(
         if seq in saves:
             for effect in core.handle(Tick("checkpoint", 0), seq * CHECKPOINT_US):
                 assert isinstance(effect, Commit)
-                *written, lease = effect.writes
-                saved = written[0].value if written else saved
-                revisions = {write.key: seq + 1 for write in (*written, lease)}
+                first = effect.writes[0]
+                saved = first.value if first.key == "node.n1" else saved
+                revisions = {write.key: seq + 100 for write in effect.writes}
                 core.handle(CommitDone(effect.commit, CommitOutcome.WRITTEN, revisions), seq * CHECKPOINT_US)
         if seq in crashes:
             crashes.discard(seq)
-            core = leading()
-            core.handle(KeyChanged(DEADLINES, "node.n1", saved, 1), 0) if saved else None
-            seq = core.start_seq()
+            it = led(tracker(500), saved)
+            core, seq = it.core, it.next[TASKS]
         else:
             seq += 1
     expected, expected_missed = recount(history)

@@ -12,7 +12,7 @@ from services.deadline_tracker.record import Ring
 from shared.effects import Publish, Received
 from shared.messages import DeadlineEvent, RingInfo, TaskBatch
 from tests.row_by_row import COLUMNS, RowByRow, heard
-from tests.unit.test_tracker_core import lead, tracker
+from tests.tracker_server import lead, led, tracker
 
 GUARANTEE, WINDOW, DEADLINE = 0.5, 8, 50
 BEGIN, END, OVERDUE, ABORTED, LOST, CLOSED, UNKNOWN = range(1, 8)
@@ -158,7 +158,7 @@ def test_what_a_batch_matched_comes_out_in_stream_order(acts: Acts, harm: list[t
     for act in acts:
         monitor.act(*act)
     batch = batches(harmed(monitor.rows, harm), set(), [], wrong=False)[0]
-    node = tracker(WINDOW)
+    node = led(tracker(WINDOW)).core
     node.handle(Received("rt.events.task.n1", batch.model_copy(update={column: [] for column in COLUMNS}), seq=1), 0)
     judge = Judge(batch, list(node.nodes["n1"].rings.values()), node.counters, _quiet)
     judge.rows()

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from services.deadline_tracker.core import LEASE, Core
-from shared.effects import (
-    Commit,
-    CommitDone,
-    CommitOutcome,
-    Draining,
-    Effect,
-    KeyChanged,
-    Publish,
-    Received,
-    Tick,
-    WatchReplayed,
-)
+from services.deadline_tracker.core import TASKS, VERDICTS
+from services.deadline_tracker.shares import partition_lease
+from shared.effects import Commit, CommitDone, CommitOutcome, Draining, Effect, KeyChanged, Publish, Received, Tick
 from shared.messages import DeadlineEvent, Lease, NodeDeadlines, RingInfo, TaskBatch, TaskEventKind
-from shared.subjects import DEADLINES, Subjects
+from shared.subjects import DEADLINES
+from tests.tracker_server import lead, led, tracker
 
 BEGIN, END, OVERDUE, ABORTED, LOST, CLOSED = TaskEventKind
 D = 50_000
@@ -54,16 +45,6 @@ def batch(rows: Iterable[tuple[int, ...]], counter: int = 1, **info: object) -> 
     )
 
 
-def tracker(window: int = 1000, holder: str = "t") -> Core:
-    return Core(Subjects(), guarantee=0.99, window=window, holder=holder, lease_us=2_000_000)
-
-
-def lead(core: Core) -> list[Effect]:
-    """It finds the lease free and takes it; what it says then."""
-    (commit,) = core.handle(WatchReplayed(DEADLINES, frozenset()), 0)
-    return core.handle(CommitDone(commit.commit, CommitOutcome.WRITTEN, {LEASE: 1}), 0)
-
-
 class Told:
     """A tracker that holds the lease, and all that it said."""
 
@@ -94,7 +75,7 @@ class Told:
         (commit,) = self.core.handle(Tick("checkpoint", 7), 0)
         assert isinstance(commit, Commit)
         assert commit.writes[0].value is not None
-        revisions = {write.key: 5 + place for place, write in enumerate(commit.writes)}
+        revisions = {write.key: 500 + place for place, write in enumerate(commit.writes)}
         self.core.handle(CommitDone(commit.commit, CommitOutcome.WRITTEN, revisions), 0)
         return commit.writes[0].value
 
@@ -195,8 +176,9 @@ def test_a_restart_from_the_checkpoint_counts_nothing_twice_and_forgets_nothing(
     saved = told.saved()
     told.hear(row(END, 4, 3, stamp_us=D), row(BEGIN, 5))
     again = Told()
-    again.core.handle(KeyChanged(DEADLINES, "node.n1", saved, 5), 0)
-    assert again.core.start_seq() == 2
+    it = led(tracker(), saved)
+    again.core = it.core
+    assert it.next[TASKS] == 2
     again.hear(row(BEGIN, 1), row(END, 2, 1, stamp_us=D + 1), seq=1)
     again.hear(row(END, 4, 3, stamp_us=D), row(BEGIN, 5), seq=2)
     assert (again.counts(), again.kinds) == (told.counts(), [])
@@ -247,72 +229,52 @@ def verdict(told: Told, place: int = 0) -> Received:
     return Received(said.subject, said.body, seq=told.seq, headers={"ce-id": said.event_id})
 
 
-def standby_of(told: Told) -> Told:
-    standby = Told()
-    standby.core = tracker(holder="standby")
-    lease = told.core.handle(Tick("checkpoint", 0), 10**6)[0].writes[-1]
-    standby.core.handle(KeyChanged(DEADLINES, LEASE, lease.value, 2), 10**6)
-    assert [] == standby.core.handle(WatchReplayed(DEADLINES, frozenset({LEASE})), 10**6)
-    return standby
+def next_of(told: Told) -> Told:
+    """Whoever takes over from the last checkpoint."""
+    saved, again = told.saved(), Told()
+    again.core = tracker()
+    again.effects = lead(again.core, saved)
+    return again
 
 
-def taken_over(standby: Told) -> list[str]:
-    """What it says when the lease has run out: the ids."""
-    (commit,) = standby.core.handle(Tick("checkpoint", 0), 3_000_001)
-    said = standby.core.handle(CommitDone(commit.commit, CommitOutcome.WRITTEN, {LEASE: 9}), 3_000_001)
-    return [effect.event_id for effect in said]
-
-
-def test_a_standby_judges_and_says_nothing_and_says_what_the_stream_lacks_when_it_takes_over() -> None:
+def test_a_partition_that_is_taken_over_says_what_the_stream_lacks() -> None:
     told = Told()
-    standby = standby_of(told)
-    for one in (told, standby):
-        one.hear(row(BEGIN, 1), row(OVERDUE, 1), row(BEGIN, 2), row(OVERDUE, 2))
+    told.hear(row(BEGIN, 1), row(OVERDUE, 1), row(BEGIN, 2), row(OVERDUE, 2))
     assert ["n1/r0/1/missed", "n1/c0/1/at_risk", "n1/r0/2/missed"] == told.ids
-    assert [] == standby.ids
+    told.core.handle(verdict(told), 0)
+    assert ["n1/c0/1/at_risk", "n1/r0/2/missed"] == next_of(told).ids
 
-    standby.core.handle(verdict(told), 0)
-    assert [] == standby.core.handle(Tick("checkpoint", 0), 3_000_000)
-    assert ["n1/c0/1/at_risk", "n1/r0/2/missed"] == taken_over(standby)
+
+def test_verdicts_are_read_from_the_batch_on_that_led_to_the_first_unsaid_one() -> None:
+    told = Told()
+    told.hear(row(BEGIN, 1), row(OVERDUE, 1), seq=4)
+    told.hear(row(BEGIN, 2), seq=9)
+    assert {TASKS: 10, VERDICTS: 4} == led(tracker(), told.saved()).next
 
 
 def test_a_verdict_that_is_heard_before_its_batch_is_not_said_again() -> None:
-    told = Told()
-    standby = standby_of(told)
+    told, again = Told(), Told()
     told.hear(row(BEGIN, 1), row(OVERDUE, 1))
-    standby.core.handle(verdict(told), 0)
-    standby.hear(row(BEGIN, 1), row(OVERDUE, 1), seq=1)
-    assert ["n1/c0/1/at_risk"] == taken_over(standby)
+    again.core.handle(verdict(told), 0)
+    again.hear(row(BEGIN, 1), row(OVERDUE, 1), seq=1)
+    assert ["n1/c0/1/at_risk"] == again.ids
 
 
-def test_a_checkpoint_holds_the_verdicts_that_the_stream_does_not_show_yet() -> None:
-    told = Told()
-    told.hear(row(BEGIN, 1), row(OVERDUE, 1), row(BEGIN, 2), row(OVERDUE, 2))
-    told.core.handle(verdict(told), 0)
-    saved = told.saved()
-
-    again = Told()
-    again.core = tracker()
-    again.core.handle(KeyChanged(DEADLINES, "node.n1", saved, 5), 0)
-    assert 1 == again.core.start_seq_of_verdicts()
-    said = lead(again.core)
-    assert [effect for effect in told.effects if isinstance(effect, Publish)][1:] == said
-
-
-def test_a_deposed_tracker_says_nothing_more_and_writes_nothing() -> None:
-    told = Told()
-    other = Lease(holder="other", counter=7, ttl_us=2_000_000).to_json()
-    told.core.handle(KeyChanged(DEADLINES, LEASE, other, 8), 0)
-    told.hear(row(BEGIN, 1), row(OVERDUE, 1))
-    assert ([], []) == (told.ids, told.core.handle(Tick("checkpoint", 0), 10**6))
-
-
-def test_a_tracker_that_stops_writes_what_changed_and_gives_the_lease_back() -> None:
+def test_a_deposed_tracker_follows_its_nodes_no_more_and_writes_nothing_of_them() -> None:
     told = Told()
     told.hear(row(BEGIN, 1))
+    other = Lease(holder="other", counter=7, ttl_us=2_000_000).to_json()
+    told.core.handle(KeyChanged(DEADLINES, partition_lease(0), other, 800), 0)
+    told.hear(row(BEGIN, 2), row(OVERDUE, 2))
+    (commit,) = told.core.handle(Tick("checkpoint", 0), 10**6)
+    assert ([], {}, ["tracker.t"]) == (told.ids, told.core.nodes, [write.key for write in commit.writes])
+
+
+def test_a_tracker_that_stops_writes_what_changed_and_gives_its_partitions_back() -> None:
+    told = Told()
+    told.hear(row(BEGIN, 1), seq=7)
     (commit,) = told.core.handle(Draining(), 0)
-    assert ["node.n1", LEASE] == [write.key for write in commit.writes]
-    assert commit.writes[1].value is None
-    standby = tracker()
-    standby.handle(KeyChanged(DEADLINES, LEASE, None, 3), 0)
-    assert [LEASE] == [w.key for c in standby.handle(WatchReplayed(DEADLINES, frozenset()), 0) for w in c.writes]
+    node, lease, lives = commit.writes
+    assert ("node.n1", partition_lease(0), "tracker.t", None) == (node.key, lease.key, lives.key, lives.value)
+    given = Lease.trusted(lease.value or b"")
+    assert (0, 7) == (given.ttl_us, given.stream_seq)

@@ -9,10 +9,10 @@ import pytest
 from services.deadline_tracker.matched import Matched, TaskVerdict
 from services.deadline_tracker.record import Record, Ring
 from shared.deadlines import SlidingWindow
-from shared.effects import KeyChanged, Publish, Received, Tick
+from shared.effects import Publish, Received, Tick
 from shared.messages import DeadlineEvent, NodeDeadlines, TaskEventKind
-from shared.subjects import DEADLINES
-from tests.unit.test_tracker_core import D, Told, batch, lead, row, tracker
+from tests.tracker_server import lead, tracker
+from tests.unit.test_tracker_core import D, Told, batch, row
 
 BEGIN, END, OVERDUE, *_ = TaskEventKind
 DAY_US = 86_400_000_000
@@ -87,8 +87,7 @@ def test_a_restarted_tracker_knows_how_far_from_failing_a_container_was() -> Non
     firm.run("+" * 400 + "-")
     again = Firm(9, 10)
     again.core = tracker()
-    again.core.handle(KeyChanged(DEADLINES, "node.n1", firm.saved(), 1), 0)
-    lead(again.core)
+    lead(again.core, firm.saved())
     again.tasks, again.seq = firm.tasks, firm.seq
     again.run("-")
     assert [("at_risk", 402, 0)] == again.said

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from services.deadline_tracker.timing import NEWEST, Timing
-from shared.effects import KeyChanged
 from shared.messages import ContainerRecord, NodeDeadlines, TaskEventKind
-from shared.subjects import DEADLINES
+from tests.tracker_server import led, tracker
 from tests.unit.test_tracker_core import D, Told, row
 
 BEGIN, END, OVERDUE, ABORTED, *_ = TaskEventKind
@@ -46,6 +45,6 @@ def test_the_newest_are_kept_and_all_are_counted() -> None:
 def test_a_restart_goes_on_counting() -> None:
     told, again = Told(), Told()
     told.hear(row(BEGIN, 1, stamp_us=5), row(END, 2, 1, stamp_us=35))
-    again.core.handle(KeyChanged(DEADLINES, "node.n1", told.saved(), 9), 0)
+    again.core = led(tracker(), told.saved()).core
     again.hear(row(BEGIN, 3, stamp_us=0), row(END, 4, 3, stamp_us=7), seq=2)
     assert (2, (30, 7)) == (record(found := again.saved()).timed, record(found).newest_us)
