@@ -6,6 +6,8 @@ import gc
 import uuid
 
 from services.deadline_tracker.core import Core
+from services.deadline_tracker.numbers import METRICS as NUMBERS
+from services.deadline_tracker.numbers import numbers
 from services.deadline_tracker.settings import TrackerSettings
 from shared.messages import DeadlineEvent, NodeDeadlines, TaskBatch
 from shared.service import Every, Listen, Publishes, Service, run
@@ -54,6 +56,8 @@ SERVICE = Service(
         ),
     ),
     every=(Every("checkpoint", TICK_US, "renews the lease; once a second writes the records that changed"),),
+    metrics=NUMBERS,
+    numbers=numbers,
 )
 
 
