@@ -1,7 +1,8 @@
 """Prints the message reference, the AsyncAPI 3 document and the golden schemas from the services' own tables.
 
-``python -m cli.generate_docs`` writes docs/messages.md, docs/metrics.md, docs/asyncapi.json and docs/schemas/; ``--check`` only says
-whether they are up to date. A schema may only grow optional fields: anything else is refused (v1 is a promise).
+``python -m cli.generate_docs`` writes docs/messages.md, docs/metrics.md, docs/asyncapi.json and docs/schemas/;
+``--check`` only says whether they are up to date. A schema may only grow optional fields: anything else is refused
+(v1 is a promise).
 """
 
 from __future__ import annotations
