@@ -1,7 +1,8 @@
 """Prints the message reference, the AsyncAPI 3 document and the golden schemas from the services' own tables.
 
-``python -m cli.generate_docs`` writes docs/messages.md, docs/asyncapi.json and docs/schemas/; ``--check`` only says
-whether they are up to date. A schema may only grow optional fields: anything else is refused (v1 is a promise).
+``python -m cli.generate_docs`` writes docs/messages.md, docs/metrics.md, docs/asyncapi.json and docs/schemas/;
+``--check`` only says whether they are up to date. A schema may only grow optional fields: anything else is refused
+(v1 is a promise).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import services.placer.service
 from cli.permissions import Rules
 from shared import messages
 from shared.messages import Message
-from shared.service import Listen, Publishes, Service
+from shared.metrics import Metric
+from shared.service import Listen, Publishes, Service, numbers
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 SERVICES: tuple[Service, ...] = (
@@ -216,12 +218,36 @@ def _components(models: dict[str, type[Message]]) -> dict[str, Any]:
 
 
 TABLE = ("<!-- made by `make docs` from cli/permissions.py: -->\n", "<!-- end -->\n")
+METRICS = ("<!-- made by `make docs` from the services' tables: -->\n", TABLE[1])
 
 
 def permissions() -> str:
     """docs/security.md with its tables made anew; the text around them is written by hand."""
-    before, rest = (DOCS / "security.md").read_text().split(TABLE[0])
-    return f"{before}{TABLE[0]}\n{chr(10).join(_permissions())}\n\n{TABLE[1]}{rest.split(TABLE[1])[1]}"
+    return _anew("security.md", TABLE, _permissions())
+
+
+def metrics() -> str:
+    """docs/metrics.md, likewise."""
+    return _anew("metrics.md", METRICS, _metrics())
+
+
+def _anew(name: str, marks: tuple[str, str], lines: Iterable[str]) -> str:
+    before, rest = (DOCS / name).read_text().split(marks[0])
+    return f"{before}{marks[0]}\n{chr(10).join(lines)}\n\n{marks[1]}{rest.split(marks[1])[1]}"
+
+
+def _metrics() -> Iterator[str]:
+    of: dict[str, tuple[Metric, ...]] = {"every service": numbers.METRICS}
+    of |= {f"the {service.name}": service.metrics for service in SERVICES}
+    for who, told in of.items():
+        yield f"### Of {who}"
+        yield ""
+        yield "| name | kind | labels | what |"
+        yield "|---|---|---|---|"
+        for metric in told:
+            labels = ", ".join(f"`{label}`" for label in metric.labels)
+            yield f"| `{metric.name}` | {metric.kind} | {labels} | {metric.about} |"
+        yield ""
 
 
 def _permissions() -> Iterator[str]:
@@ -252,7 +278,7 @@ def _subjects(subjects: Iterable[str]) -> str:
 def documents() -> dict[Path, str]:
     """Every generated file and what should stand in it."""
     made = {DOCS / "messages.md": message_reference(), DOCS / "asyncapi.json": _json(asyncapi())}
-    made |= {DOCS / "security.md": permissions()}
+    made |= {DOCS / "security.md": permissions(), DOCS / "metrics.md": metrics()}
     return made | {DOCS / "schemas" / f"{model.__name__}.json": _json(schema(model)) for model in CONTRACT}
 
 

@@ -10,6 +10,7 @@ from cli import defragment, events, explain, keys, learned, ledger, nodes, place
 from cli.demo import command as demo
 from cli.output import CommandError, Exit, Output
 from cli.simulate import command as simulate
+from cli.top import command as top
 from shared.errors import BusError, FieldError
 from shared.log import configure
 
@@ -22,6 +23,7 @@ COMMANDS = {
     "nodes": nodes,
     "events": events,
     "status": status,
+    "top": top,
     "explain": explain,
     "learned": learned,
     "ledger": ledger,

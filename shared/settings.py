@@ -45,6 +45,10 @@ class ServiceSettings(BaseSettings):
     """json for machines (one object a line), console for people."""
     ready_file: Path | None = Field(default=None, validation_alias="LAXITY_READY_FILE")
     """Written once the service is ready, removed when it drains: what a supervisor without NATS can look at."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65_535, validation_alias="LAXITY_METRICS_PORT")
+    """Port of /metrics for Prometheus; absent: not served. 0 takes a free one, which $SRV.STATS and the log tell."""
+    metrics_host: str = Field(default="127.0.0.1", min_length=1, validation_alias="LAXITY_METRICS_HOST")
+    """Where /metrics listens. It asks nobody who they are: open it to the network of your Prometheus alone."""
     check: bool = Field(default=False, validation_alias="LAXITY_CHECK")
     """Assert the core's invariants after every event: for tests and chaos runs, too dear for big clusters."""
 

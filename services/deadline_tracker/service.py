@@ -6,6 +6,8 @@ import gc
 import uuid
 
 from services.deadline_tracker.core import TASKS, VERDICTS, Core
+from services.deadline_tracker.numbers import METRICS as NUMBERS
+from services.deadline_tracker.numbers import numbers
 from services.deadline_tracker.settings import TrackerSettings
 from services.deadline_tracker.shares import Shares
 from shared.messages import DeadlineEvent, NodeDeadlines, TaskBatch
@@ -66,6 +68,8 @@ SERVICE = Service(
             "checkpoint", TICK_US, "renews, takes and gives back leases; once a second writes the records that changed"
         ),
     ),
+    metrics=NUMBERS,
+    numbers=numbers,
 )
 
 

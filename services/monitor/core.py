@@ -120,6 +120,8 @@ class Core:
         self._last = RingsRead(0, 0)
         self._counts: Counter[str] = Counter()
         self._counts_of_closed: Counter[int] = Counter()
+        self.told: NodeMetrics | None = None
+        """The last heartbeat."""
         self._lost_of_closed = 0
 
     def handle(self, event: object, now_us: int) -> list[Effect]:
@@ -249,7 +251,7 @@ class Core:
         devices = self._devices.metrics(now_us)
         if self._gates is not None:
             devices = tuple(map(self._gates.judged, devices))
-        body = NodeMetrics(
+        self.told = NodeMetrics(
             node=self.node,
             start_id=self.start_id,
             counter=self._heartbeats,
@@ -266,7 +268,7 @@ class Core:
             counters=self._counters(devices),
             draining=draining,
         )
-        return Emit(self._subjects.metrics(self.node), body)
+        return Emit(self._subjects.metrics(self.node), self.told)
 
     def _fresh(self, now_us: int) -> Snapshot | None:
         """The last snapshot unless it is too old to be told as the present."""

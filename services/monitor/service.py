@@ -9,6 +9,8 @@ from dataclasses import replace
 from services.monitor.core import METRICS, Core, Forget, Limits, Wake
 from services.monitor.fake_tasks import FakeTasks
 from services.monitor.gate_process import GateProcess
+from services.monitor.numbers import METRICS as NUMBERS
+from services.monitor.numbers import numbers
 from services.monitor.probe_thread import ProbeThread
 from services.monitor.probes.base import Capacity, Probe
 from services.monitor.probes.cpu import CoreSettings, CpuProbe, usable_cores
@@ -33,6 +35,8 @@ SERVICE = Service(
         Publishes("metrics.<node>", "metric", NodeMetrics, "heartbeat: devices, containers, counters"),
     ),
     every=(Every(METRICS, 1_000_000, "heartbeat and metrics; the period is a setting"),),
+    metrics=NUMBERS,
+    numbers=numbers,
 )
 
 

@@ -61,6 +61,12 @@ class Ranking:
         ranges = {standing: self._range(place) for standing, place in PLACE_OF.items()}
         return {standing: end - first for standing, (first, end) in ranges.items()}
 
+    def slacks_us(self, standing: DeviceStanding) -> tuple[int, ...]:
+        """The widest, the middle and the narrowest slack of those with a standing; empty where none is known."""
+        place = PLACE_OF[standing]
+        first, end = (self._keys.bisect_left((place, edge, "", "")) for edge in (-1 << 63, 1 << 62))
+        return tuple(-self._keys[at][1] for at in (first, (first + end) // 2, end - 1)) if first < end else ()
+
     def _range(self, place: int) -> tuple[int, int]:
         """Of the devices with the standing in this place of the order: the first, and the one behind the last."""
         first, end = (self._keys.bisect_left((each, -1 << 63, "", "")) for each in (place, place + 1))

@@ -6,6 +6,8 @@ import uuid
 
 from services.node_list.core import Core
 from services.node_list.nodes import Policy
+from services.node_list.numbers import METRICS as NUMBERS
+from services.node_list.numbers import numbers
 from services.node_list.settings import NodeListSettings
 from services.node_list.standing import ClassTask
 from shared.messages import (
@@ -62,6 +64,8 @@ SERVICE = Service(
         Publishes("(reply)", "reply", NodesReply, "to rt.nodes"),
     ),
     every=(Every("age", TICK_US, "judges silence, renews the lease"),),
+    metrics=NUMBERS,
+    numbers=numbers,
 )
 
 

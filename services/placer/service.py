@@ -9,6 +9,8 @@ from services.placer.backends.base import Backend
 from services.placer.backends.fake import FakeBackend
 from services.placer.backends.process import ProcessBackend
 from services.placer.core.core import BEAT, LIST, SOON, Core
+from services.placer.numbers import METRICS as NUMBERS
+from services.placer.numbers import numbers
 from services.placer.perform import Performer, Reach
 from services.placer.settings import BEAT_US, PlacerSettings
 from shared.clock import SystemClock
@@ -90,6 +92,8 @@ SERVICE = Service(
         Every(SOON, 100_000, "copies whose grace is over, holds that end, waiting requests that may fit"),
         Every(LIST, 2 * BEAT_US, "compares what runs with what the ledger says"),
     ),
+    metrics=NUMBERS,
+    numbers=numbers,
 )
 
 

@@ -31,8 +31,10 @@ from shared.effects import (
 from shared.errors import BusError
 from shared.log import configure, logger
 from shared.messages import BusEvent
-from shared.service import shutdown
+from shared.metrics import Sample
+from shared.service import numbers, shutdown
 from shared.service.discovery import Discovery
+from shared.service.exposition import Exposition
 from shared.service.inbox import Inbox
 from shared.service.intake import Intake
 from shared.service.outbox import Outbox
@@ -72,6 +74,7 @@ class Runtime:
         self.ready = asyncio.Event()
         self.bus: Bus
         self.discovery: Discovery
+        self.exposition: Exposition | None = None
         self._core = core
         self._slow: Slow = {Commit: self._commit, **slow}
         self._group: asyncio.TaskGroup
@@ -118,7 +121,15 @@ class Runtime:
             "counters": dict(self.counters + self.bus.connection.counters + of_core),
             "inbox": len(self.inbox),
             "outbox": len(self._outbox),
+            **({"metrics": self.exposition.url} if self.exposition else {}),
         }
+
+    def numbers(self) -> Iterator[Sample]:
+        """What /metrics says: of every service, and of this one."""
+        about = self.service
+        yield from numbers.numbers(about.name, self.settings.instance, self.data(), self.discovery.endpoints.values())
+        if about.numbers is not None:
+            yield from about.numbers(self._core)
 
     # --- life ---
 
@@ -133,6 +144,8 @@ class Runtime:
             self._say_ready(on=False)
             if hasattr(self, "bus"):
                 await _within(shutdown.CLOSE_US, self.bus.close())
+            if self.exposition is not None:
+                await self.exposition.close()
             self.log.info("stopped", counters=dict(self.counters))
 
     async def _serve(self, stop: asyncio.Event, tasks: Sequence[RootTask]) -> None:
@@ -154,6 +167,9 @@ class Runtime:
         self._group.create_task(self._feed())
         self._group.create_task(self._stop_when_closed())
         await self.discovery.start()
+        if settings.metrics_port is not None:
+            self.exposition = Exposition(self.numbers, self.count, self.log)
+            await self.exposition.open(settings.metrics_host, settings.metrics_port)
         await self.bus.ensure_streams()
         await self._watches()
         await self._streams_and_work()
@@ -307,6 +323,8 @@ class Runtime:
             self.log.warning("not sent", subject=effect.subject, error=str(error))
 
     async def _reply(self, effect: Reply) -> None:
+        if (outcome := getattr(effect.body, "outcome", None)) is not None:
+            self.count(f"{numbers.REPLIES}{outcome}")
         if effect.to:
             await self.answer(effect.to, effect.body.to_json(), effect.error)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from shared.effects import Effect
 from shared.errors import FieldError
 from shared.messages import Message
+from shared.metrics import Metric, Sample
 
 Fault = Callable[[FieldError, str | None], Message]
 """The body that answers a malformed request; its second argument is the request id when one could be read."""
@@ -78,3 +79,7 @@ class Service:
     listens: tuple[Listen, ...] = ()
     publishes: tuple[Publishes, ...] = ()
     every: tuple[Every, ...] = ()
+    metrics: tuple[Metric, ...] = ()
+    """What ``numbers`` may tell at /metrics, beside what every service tells."""
+    numbers: Callable[[Any], Iterable[Sample]] | None = None
+    """From its core, between two events: it only reads."""

@@ -1,0 +1,155 @@
+"""The monitor's numbers for /metrics, from what it published last: a field of the message, a name, a unit; no device.
+
+The names ``DCGM_FI_*`` and their units are those of dcgm-exporter (VERSION below). A new field is one line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from services.monitor.core import Core
+from shared.messages import ContainerMetrics, DeviceMetrics, Measured, Message, NodeMetrics
+from shared.metrics import MIB, Metric, Sample
+
+DCGM_VERSION: Final = "4.5.3-4.8.2, with the label hostname that came after it"
+"""The dcgm-exporter whose names and units these are; ``Hostname`` is how it spelled that label before."""
+GPUS: Final = ("GPU-", "MIG-", "FAKE-")
+"""How uuids of GPUs begin, made-up ones too: cores have no DCGM names."""
+
+_DEVICE: Final = ("node", "uuid")
+_DCGM: Final = ("gpu", "UUID", "device", "modelName", "Hostname", "hostname")
+_CONTAINER: Final = ("node", "container", "request")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """``field`` of the message times ``scale``, without ``less`` where that is known too."""
+
+    field: str
+    metric: Metric
+    scale: float = 1
+    less: str | None = None
+
+    def value(self, message: Message) -> float | None:
+        value = _known(message, self.field)
+        less = _known(message, self.less) if self.less else 0
+        return None if value is None or less is None else (value - less) * self.scale
+
+
+def _own(name: str, about: str) -> Metric:
+    return Metric(f"laxity_device_{name}", "gauge", about, _DEVICE)
+
+
+def _dcgm(name: str, about: str) -> Metric:
+    return Metric(f"DCGM_FI_{name}", "gauge", about, _DCGM)
+
+
+DEVICE_FIELDS: Final = (
+    Field("utilisation_ratio", _own("utilisation_ratio", "Share of time in which the device was busy, 0 to 1.")),
+    Field("memory_mib", _own("memory_bytes", "Memory that can be scheduled."), MIB),
+    Field("memory_used_mib", _own("memory_used_bytes", "Memory in use."), MIB),
+    Field("foreign_share_micro", _own("foreign_ratio", "Device time of processes of no reservation, 0 to 1."), 1e-6),
+    Field("foreign_memory_mib", _own("foreign_memory_bytes", "Memory of processes of no reservation."), MIB),
+)
+DCGM_FIELDS: Final = (
+    Field("utilisation_ratio", _dcgm("DEV_GPU_UTIL", "GPU utilization (in %)."), 100),
+    Field("memory_used_mib", _dcgm("DEV_FB_USED", "Framebuffer memory used (in MiB).")),
+    Field("memory_mib", _dcgm("DEV_FB_FREE", "Framebuffer memory free (in MiB)."), less="memory_used_mib"),
+)
+CONTAINER_FIELDS: Final = (
+    Field("cpu_ratio", Metric("laxity_container_cpu_cores", "gauge", "CPU in use, in cores.", _CONTAINER)),
+    Field(
+        "memory_mib",
+        Metric("laxity_container_memory_bytes", "gauge", "Memory in use.", _CONTAINER),
+        MIB,
+    ),
+)
+_INFO: Final = Metric(
+    "laxity_device_info", "gauge", "1, with what the device is.", (*_DEVICE, "index", "model", "regime", "group")
+)
+_HEALTHY: Final = Metric("laxity_device_healthy", "gauge", "1 where nothing keeps the device from promises.", _DEVICE)
+_ILL: Final = Metric("laxity_device_ill", "gauge", "1 while it is ill, with the reason.", (*_DEVICE, "reason"))
+_SUPPORTED: Final = Metric(
+    "laxity_device_field_supported",
+    "gauge",
+    "1 where the field's value is known; 0 with the reason where it is not, and its series is absent.",
+    (*_DEVICE, "field", "reason"),
+)
+_RECORDS: Final = Metric("laxity_monitor_task_records_total", "counter", "Task records by kind.", ("kind",))
+_LOST: Final = Metric(
+    "laxity_monitor_lost_records_total", "counter", "Task records overwritten in their ring before they were read."
+)
+_RINGS: Final = Metric("laxity_monitor_rings", "gauge", "Task rings that are read.")
+_FIELDS: Final = Metric("laxity_monitor_fields", "gauge", "Fields of all devices.")
+_KNOWN: Final = Metric("laxity_monitor_fields_known", "gauge", "Fields of all devices whose value is known.")
+_COUNTED: Final = Metric(
+    "laxity_monitor_counted_total", "counter", "What else the monitor counts, by its name in rt.metrics.", ("what",)
+)
+_PLAIN: Final = {
+    "tasks.lost_records": _LOST,
+    "rings.open": _RINGS,
+    "probe.fields": _FIELDS,
+    "probe.fields_known": _KNOWN,
+}
+METRICS: Final = (
+    *(field.metric for field in (*DEVICE_FIELDS, *DCGM_FIELDS, *CONTAINER_FIELDS)),
+    *(_INFO, _HEALTHY, _ILL, _SUPPORTED, _RECORDS, *_PLAIN.values(), _COUNTED),
+)
+
+
+def numbers(core: Core) -> Iterator[Sample]:
+    """Nothing before the first heartbeat."""
+    told = core.told
+    if told is None:
+        return
+    for device in told.devices:
+        yield from _device(told.node, device)
+    for container in told.containers:
+        yield from _container(told.node, container)
+    yield from _counted(told)
+
+
+def _device(node: str, device: DeviceMetrics) -> Iterator[Sample]:
+    at = (node, device.uuid)
+    yield from _INFO.of(1, *at, str(device.index), device.model, device.regime, device.group)
+    yield from _HEALTHY.of(device.healthy, *at)
+    if not device.healthy:
+        yield from _ILL.of(1, *at, device.reason)
+    for field in DEVICE_FIELDS:
+        yield from field.metric.of(field.value(device), *at)
+        yield from _SUPPORTED.of(_known(device, field.field) is not None, *at, field.field, _why(device, field.field))
+    if device.uuid.startswith(GPUS):
+        index = str(device.index)
+        labels = (index, device.uuid, f"nvidia{index}", device.model, node, node)
+        yield from _told(DCGM_FIELDS, device, labels)
+
+
+def _container(node: str, container: ContainerMetrics) -> Iterator[Sample]:
+    yield from _told(CONTAINER_FIELDS, container, (node, container.container, container.request_id))
+
+
+def _told(fields: Iterable[Field], message: Message, labels: tuple[str | None, ...]) -> Iterator[Sample]:
+    for field in fields:
+        yield from field.metric.of(field.value(message), *labels)
+
+
+def _counted(told: NodeMetrics) -> Iterator[Sample]:
+    for name, count in told.counters.items():
+        if (metric := _PLAIN.get(name)) is not None:
+            yield from metric.of(count)
+        elif name.startswith("tasks."):
+            yield from _RECORDS.of(count, name.removeprefix("tasks."))
+        else:
+            yield from _COUNTED.of(count, name)
+
+
+def _known(message: Message, field: str) -> float | None:
+    found: Measured | float | None = getattr(message, field)
+    return found.value if isinstance(found, Measured) else found
+
+
+def _why(message: Message, field: str) -> str | None:
+    found: Measured | float | None = getattr(message, field)
+    return found.reason if isinstance(found, Measured) else None
