@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from services.monitor.batches import Pile, Piles
+from services.monitor.container_use import use_of
 from services.monitor.devices import Devices, checked, coverage, whole
 from services.monitor.gates import Gates
 from services.monitor.open_tasks import OpenTasks, RingRows, Row
@@ -298,6 +299,7 @@ class Core:
             pids=tuple(pid for pid in reading.pids if 0 < pid <= MAX_PID),
             cpu_ratio=checked("cpu_ratio", reading.cpu_ratio, self._counts),
             memory_mib=checked("memory_mib", reading.memory_mib, self._counts),
+            use=use_of(reading.use, self._counts),
         )
 
     def _counters(self, devices: Sequence[DeviceMetrics]) -> dict[str, int]:

@@ -54,6 +54,31 @@ class DeviceMetrics(Device):
     memory_used_mib: Measured
 
 
+class GpuUse(Message):
+    """What one container holds of one device; a device may have several such owners."""
+
+    uuid: Name
+    memory_mib: Measured
+
+
+class ContainerUse(Message):
+    """A container by the names of its runtime, and what its control group says of it."""
+
+    runtime: str | None = None
+    """docker, containerd, cri-o, podman; None where the group's path does not tell."""
+    runtime_id: str | None = None
+    pod_uid: str | None = None
+    cpu_us: Measured
+    """Processor time since the container's start."""
+    memory_mib: Measured
+    """With the page cache that is charged to it."""
+    memory_limit_mib: Measured
+    """Reason ``no_limit`` where there is none."""
+    throttled_periods: Measured
+    """Periods since the start in which it was stopped at its limit of processor time."""
+    gpus: tuple[GpuUse, ...] = ()
+
+
 class ContainerMetrics(Message):
     """A container seen on the node. Its tasks are in the task stream."""
 
@@ -62,6 +87,8 @@ class ContainerMetrics(Message):
     pids: tuple[int, ...] = ()
     cpu_ratio: Measured | None = None
     memory_mib: Measured | None = None
+    use: ContainerUse | None = None
+    """None where nothing beyond the processes of the container is known."""
 
 
 class NodeMetrics(Message):

@@ -257,3 +257,14 @@ def test_slices_are_unknown_where_the_two_did_not_take_turns(runs: list[Run]) ->
 
 def test_slices_of_a_core_that_is_not_there_are_unknown() -> None:
     assert UNKNOWN == measure(100_000, tries=1, length_us=1_000)
+
+
+def test_processes_of_a_container_that_hide_their_environment_are_its_own(machine: Machine) -> None:
+    folder = labels_of(machine.root, "c", request_id="q")
+    id_ = "a" * 64
+    machine.process(7, LAXITY_RING_DIR=str(folder))
+    machine.process(8, start=9)
+    for pid in (7, 8):
+        (machine.proc / str(pid) / "cgroup").write_text(f"0::/docker/{id_}\n")
+    (container,) = machine.probe.read().containers
+    assert ((7, 8), id_) == (container.pids, container.use and container.use.runtime_id)

@@ -60,6 +60,20 @@ class DeviceReading:
 
 
 @dataclass(frozen=True, slots=True)
+class ContainerUseReading:
+    """What a container's own control group says. ``gpus``: MiB that its processes hold, by the uuid of the device."""
+
+    runtime: str | None = None
+    runtime_id: str | None = None
+    pod_uid: str | None = None
+    cpu_us: Reading = Reading(None, NOT_SUPPORTED)
+    memory_mib: Reading = Reading(None, NOT_SUPPORTED)
+    memory_limit_mib: Reading = Reading(None, NOT_SUPPORTED)
+    throttled_periods: Reading = Reading(None, NOT_SUPPORTED)
+    gpus: Mapping[str, Reading] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class ContainerReading:
     """One container at one moment. ``cpu_ratio`` counts cores: 1.5 is one and a half of them."""
 
@@ -68,6 +82,7 @@ class ContainerReading:
     pids: tuple[int, ...] = ()
     cpu_ratio: Reading = Reading(None, NOT_SUPPORTED)
     memory_mib: Reading = Reading(None, NOT_SUPPORTED)
+    use: ContainerUseReading | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ from services.monitor.probes.base import (
     Reading,
     Snapshot,
 )
+from services.monitor.probes.cgroups import Group, Groups
+from services.monitor.probes.holders import by_group
 from services.monitor.probes.proc import CoreTimes, Process
 from shared.devices import cpu_device_uuid
 from shared.errors import FieldError
@@ -82,8 +84,10 @@ class CpuProbe:
         machine: str | None = None,
         affinity: Callable[[int], frozenset[int] | None] = procfs.affinity,
         clock_s: Callable[[], float] = time.monotonic,
+        groups: Groups | None = None,
     ) -> None:
         self._root = ring_root
+        self._groups = groups or Groups(proc)
         self._cores = dict(sorted(cores.items()))
         self._proc = proc
         self._machine = machine or procfs.machine_id()
@@ -110,6 +114,8 @@ class CpuProbe:
             {_Key(process.pid, process.start_ticks): process.cpu_ticks for process in processes},
         )
         owned, foreign = self._by_owner(processes, at_s)
+        groups = self._groups.of(sample.cpu_ticks, at_s)
+        of_token, foreign = by_group(owned, foreign, groups)
         ours = {container: self._usage(members, sample) for container, members in owned.items()}
         memory = procfs.memory_mib(self._proc)
         used_mib, foreign_mib = _used(memory, sum(usage.memory_mib for usage in ours.values()))
@@ -119,7 +125,7 @@ class CpuProbe:
             for core in self._cores
             if core in sample.cores
         )
-        containers = tuple(self._container(token, ours.get(token)) for token in self._tokens())
+        containers = tuple(self._container(token, ours.get(token), of_token.get(token)) for token in self._tokens())
         self._last = sample
         return Snapshot(devices, containers, _milli(shares.values()), foreign_mib)
 
@@ -173,12 +179,13 @@ class CpuProbe:
     def _tokens(self) -> list[str]:
         return sorted(self._labels)
 
-    def _container(self, token: str, usage: _Usage | None) -> ContainerReading:
+    def _container(self, token: str, usage: _Usage | None, group: Group | None) -> ContainerReading:
         labels = self._labels[token][1]
         name, request = (labels.container, labels.reservation.request_id) if labels else (token, None)
         if usage is None:  # no process: it has ended, or has not begun
             return ContainerReading(name, request, (), Reading(None, UNREADABLE), Reading(None, UNREADABLE))
-        return ContainerReading(name, request, usage.pids, usage.cpu_ratio, Reading(usage.memory_mib))
+        use = self._groups.use(group) if group else None
+        return ContainerReading(name, request, usage.pids, usage.cpu_ratio, Reading(usage.memory_mib), use)
 
     def _usage(self, processes: list[Process], sample: _Sample) -> _Usage:
         pages = sum(process.resident_pages for process in processes)

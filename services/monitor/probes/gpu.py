@@ -24,6 +24,7 @@ from services.monitor.probes.base import (
     Reading,
     Snapshot,
 )
+from services.monitor.probes.holders import with_gpus
 from services.monitor.probes.nvml_process import (
     Answer,
     Asked,
@@ -79,6 +80,7 @@ class GpuProbe:
         self._host, self._driver, self._sharing, self._proc = host, driver, sharing, proc
         self._log = log or logger(service="monitor")
         self._told: dict[str, DeviceReading] = {}
+        self._holders: dict[str, Mapping[int, int | None] | str] = {}
         self._counts: Counter[str] = Counter()
         self._state: str | None = ""
 
@@ -92,7 +94,8 @@ class GpuProbe:
         found = [self._ill(uuid, failed) for uuid in self._told] if failed else list(self._devices(answer, host))
         self._note(failed, len(found))
         self._told |= {reading.uuid: reading for reading in found}
-        return replace(host, devices=tuple(found), counts={**host.counts, **self._counts})
+        containers = with_gpus(host.containers, {} if failed else self._holders)
+        return replace(host, devices=tuple(found), containers=containers, counts={**host.counts, **self._counts})
 
     def _note(self, failed: str | None, devices: int) -> None:
         """Count what is wrong in each cycle, and log it once."""
@@ -107,6 +110,7 @@ class GpuProbe:
 
     def _devices(self, answer: Answer, host: Snapshot) -> Iterator[DeviceReading]:
         ours = frozenset(pid for container in host.containers for pid in container.pids)
+        self._holders = {}
         for gpu in answer.gpus:
             uuid = gpu.uuid.value
             if gpu.uuid.reason or not isinstance(uuid, str) or not uuid:
@@ -153,6 +157,7 @@ class GpuProbe:
         processes = self._processes(raw)
         if isinstance(processes, dict) and not unified and _hidden(raw, processes, used):
             processes = NOT_TOLD_APART
+        self._holders[raw.uuid.value] = processes
         regime = self._regime(raw)
         time_sliced = regime is Regime.TIME_SLICED
         return DeviceReading(
