@@ -45,7 +45,21 @@ _WANTED: Final = _gauge("guarantee_wanted_ratio", "Share of met tasks that the c
 _DISTANCE: Final = _gauge("guarantee_distance_to_failure", "Misses in a row that break the container's (m,k).")
 _STANDING: Final = _gauge("container_standing", "1 for what its record says, 0 for the others.", "standing")
 METRICS: Final = (
-    *(_PARTITIONS, _IN_ALL, _TASKS, _LATE, _OPEN, _OVERDUE, _RATIO, _LOWER, _UPPER, _SAMPLES, _WANTED, _DISTANCE, _STANDING),
+    *(
+        _PARTITIONS,
+        _IN_ALL,
+        _TASKS,
+        _LATE,
+        _OPEN,
+        _OVERDUE,
+        _RATIO,
+        _LOWER,
+        _UPPER,
+        _SAMPLES,
+        _WANTED,
+        _DISTANCE,
+        _STANDING,
+    ),
 )
 
 

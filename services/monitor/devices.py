@@ -36,6 +36,18 @@ _LIMITS: Final = {
     "foreign_cpu_milli": 65_536_000,
 }
 
+_HEALTH_LIMITS: Final = {
+    "temperature_celsius": 200,
+    "power_mw": 10_000_000,
+    "energy_mj": 1 << 53,
+    "sm_clock_mhz": 20_000,
+    "memory_clock_mhz": 50_000,
+    "throttle_reasons": 1 << 32,
+    "ecc_uncorrected": 1 << 31,
+    "remapped_rows_uncorrectable": 1 << 20,
+}
+"""The names that are told, and the largest number that each can be: what a driver gives for unknown is far above."""
+
 
 def checked(field: str, reading: Reading, counts: Counter[str], limit: float | None = None) -> Measured:
     """The value if it can be one: a finite number from 0 to its limit. Anything else is None, and counted."""
@@ -78,6 +90,7 @@ class _Device:
     values: dict[str, Measured]
     seen_us: int
     fault: str | None
+    health: dict[str, Measured]
     good: int = 0
 
 
@@ -113,14 +126,14 @@ class Devices:
             assert device.fault is None or device.good < RECOVER_AFTER, device
 
     def _see(self, reading: DeviceReading, now_us: int) -> None:
-        values = self._values(reading)
+        values, health = self._values(reading), self._health(reading)
         device = self._known.get(reading.uuid)
         if device is None:
-            self._known[reading.uuid] = _Device(reading, values, now_us, reading.fault)
+            self._known[reading.uuid] = _Device(reading, values, now_us, reading.fault, health)
             return
         if device.fault is None and self._stale(device, now_us):
             device.fault, device.good = STALE, 0
-        device.reading, device.values, device.seen_us = reading, values, now_us
+        device.reading, device.values, device.health, device.seen_us = reading, values, health, now_us
         self._judge(device)
 
     def _judge(self, device: _Device) -> None:
@@ -138,6 +151,13 @@ class Devices:
             "memory_used_mib": checked("memory_used_mib", reading.memory_used_mib, self.counts, memory.value),
             "foreign_share_micro": checked("foreign_share_micro", reading.foreign_share_micro, self.counts),
             "foreign_memory_mib": checked("foreign_memory_mib", reading.foreign_memory_mib, self.counts, memory.value),
+        }
+
+    def _health(self, reading: DeviceReading) -> dict[str, Measured]:
+        return {
+            name: checked(name, reading.health[name], self.counts, limit)
+            for name, limit in _HEALTH_LIMITS.items()
+            if name in reading.health
         }
 
     def _stale(self, device: _Device, now_us: int) -> bool:
@@ -163,4 +183,5 @@ class Devices:
             memory_used_mib=moving["memory_used_mib"],
             foreign_share_micro=whole(moving["foreign_share_micro"]),
             foreign_memory_mib=whole(moving["foreign_memory_mib"]),
+            health={k: Measured(value=None, reason=gone) if gone else v for k, v in device.health.items()},
         )

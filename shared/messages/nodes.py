@@ -52,6 +52,8 @@ class DeviceMetrics(Device):
 
     utilisation_ratio: Measured
     memory_used_mib: Measured
+    health: dict[str, Measured] = Field(default_factory=dict)
+    """Further values by name, units in the names: docs/gpus.md lists them. Empty where the probe has none."""
 
 
 class GpuUse(Message):

@@ -128,6 +128,23 @@ int nvmlDeviceGetUtilizationRates(device *d, utilisation *u) {
     return OK;
 }
 
+int nvmlDeviceGetTemperature(device *d, int sensor, unsigned *celsius) {
+    (void)sensor;
+    *celsius = 41;
+    return lost(d) ? GPU_IS_LOST : d->slot >= 0 ? NOT_SUPPORTED : OK;
+}
+
+int nvmlDeviceGetPowerUsage(device *d, unsigned *mw) {
+    *mw = is("garbage") && d->gpu == 1 ? 4294967295u : 118000;
+    return lost(d) ? GPU_IS_LOST : d->slot >= 0 ? NOT_SUPPORTED : OK;
+}
+
+/* Only the older of the two names is there, and nothing else of a card's health. */
+int nvmlDeviceGetCurrentClocksThrottleReasons(device *d, unsigned long long *reasons) {
+    *reasons = 4;
+    return lost(d) ? GPU_IS_LOST : OK;
+}
+
 int nvmlDeviceGetComputeMode(device *d, int *mode) {
     *mode = is("prohibited") && d->gpu == 1 ? 2 : is("exclusive") && d->gpu == 1 ? 3 : 0;
     return OK;

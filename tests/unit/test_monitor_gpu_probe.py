@@ -380,3 +380,15 @@ def test_without_a_driver_there_is_no_device_and_one_line_says_why(
     assert ["no_driver"] == [line["reason"] for line in node.said.entries]
     (tmp_path / node.driver.library.name).symlink_to(node.driver.library)
     node.until(lambda devices: len(devices) == 2)
+
+
+def test_M17_each_value_of_health_is_a_number_or_says_why_not_and_never_zero(node: Node) -> None:
+    node.plays("garbage")
+    first, second = (device.health for device in told(node.seen[-1]).devices)
+    assert [(41.0, None), (118_000.0, None), (4.0, None), (None, "not_in_this_driver")] == [
+        (first[name].value, first[name].reason)
+        for name in ("temperature_celsius", "power_mw", "throttle_reasons", "energy_mj")
+    ]
+    assert [(41.0, None), (None, "implausible")] == [
+        (second[name].value, second[name].reason) for name in ("temperature_celsius", "power_mw")
+    ]

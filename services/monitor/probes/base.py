@@ -57,6 +57,8 @@ class DeviceReading:
     switch_us: int | None = None
     group: str | None = None
     fault: str | None = None
+    health: Mapping[str, Reading] = field(default_factory=dict)
+    """Further values by name; those that the receiver does not know are left out."""
 
 
 @dataclass(frozen=True, slots=True)

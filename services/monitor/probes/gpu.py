@@ -144,6 +144,7 @@ class GpuProbe:
             memory_used_mib=unknown,
             foreign_share_micro=unknown,
             foreign_memory_mib=unknown,
+            health=dict.fromkeys(self._told[uuid].health, unknown),
             fault=reason,
         )
 
@@ -173,6 +174,7 @@ class GpuProbe:
             foreign_share_micro=_foreign_share(processes, ours, utilisation),
             foreign_memory_mib=host.foreign_memory_mib if unified else _foreign_memory(processes, ours),
             fault=fault,
+            health=_health(raw),
         )
 
     def _memory(self, raw: RawDevice) -> tuple[Reading, Reading]:
@@ -228,6 +230,15 @@ def _utilisation(raw: RawDevice) -> Reading:
         return Reading(None, MIG_ENABLED)
     value = raw.utilisation.value
     return Reading(value / 100) if isinstance(value, int) else Reading(None, raw.utilisation.reason or UNREADABLE)
+
+
+def _health(raw: RawDevice) -> dict[str, Reading]:
+    """A MIG device lacks much that its GPU has, and says why (a driver only says that it is not supported)."""
+    missing = NOT_SUPPORTED if isinstance(raw, RawGpu) else MIG_ENABLED
+    return {
+        name: Reading(asked.value, missing if asked.reason == NOT_SUPPORTED else asked.reason)
+        for name, asked in raw.health.items()
+    }
 
 
 def _used_by_processes(raw: RawDevice) -> Reading:

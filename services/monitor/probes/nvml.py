@@ -30,7 +30,7 @@ REASONS: Final = {
     pynvml.NVML_ERROR_GPU_IS_LOST: "gpu_lost",
     pynvml.NVML_ERROR_RESET_REQUIRED: "reset_required",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "driver_mismatch",
-    pynvml.NVML_ERROR_DEPRECATED: "not_supported",
+    pynvml.NVML_ERROR_DEPRECATED: "deprecated",
     pynvml.NVML_ERROR_UNKNOWN: "driver_error",
 }
 """Codes of NVML in our words; any other is ``nvml_error_<number>``."""
@@ -111,7 +111,33 @@ def _device(index: int, handle: Any) -> dict[str, Any]:
         "name": _ask(pynvml.nvmlDeviceGetName, handle),
         "memory": _ask(_memory, handle),
         "processes": _ask(_processes, handle),
+        "health": {name: _ask(call, handle) for name, call in HEALTH.items()},
     }
+
+
+def _throttle_reasons(handle: Any) -> int:
+    """The call has two names, and a driver has one of them or both."""
+    try:
+        return int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+    except pynvml.NVMLError as error:
+        if error.value != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+            raise
+        return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+
+
+HEALTH: Final[dict[str, Callable[[Any], Any]]] = {
+    "temperature_celsius": lambda handle: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+    "power_mw": pynvml.nvmlDeviceGetPowerUsage,
+    "energy_mj": pynvml.nvmlDeviceGetTotalEnergyConsumption,
+    "sm_clock_mhz": lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+    "memory_clock_mhz": lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
+    "throttle_reasons": _throttle_reasons,
+    "ecc_uncorrected": lambda handle: pynvml.nvmlDeviceGetTotalEccErrors(
+        handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_AGGREGATE_ECC
+    ),
+    "remapped_rows_uncorrectable": lambda handle: pynvml.nvmlDeviceGetRemappedRows(handle)[1],
+}
+"""Each asked on its own: one that is refused leaves the others. Names as in docs/gpus.md."""
 
 
 def _memory(handle: Any) -> dict[str, int | None]:

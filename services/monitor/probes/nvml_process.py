@@ -63,6 +63,7 @@ class RawDevice(_Part):
     name: Asked = Asked()
     memory: AskedMemory = AskedMemory()
     processes: AskedProcesses = AskedProcesses()
+    health: dict[str, Asked] = {}
 
 
 class AskedInstances(_Part):
