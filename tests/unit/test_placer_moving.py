@@ -412,23 +412,6 @@ def test_by_policy_who_has_moved_rests(rest_us: int, state: State) -> None:
     assert state == world.record("again").state
 
 
-@pytest.mark.parametrize("policy, wide", [("widen", "placed"), ("waiting", "queued"), ("off", "queued")])
-def test_while_nobody_waits_others_move_only_where_the_policy_is_to_widen(policy: Any, wide: str) -> None:
-    world = fragmented(Rules(defragment=policy))
-    world.release("p1", "wide")
-    world.pass_time(120)
-    assert wide == world.place("p1", **WIDE | {"request_id": "next"}).outcome
-    world.check_settled()
-
-
-def test_where_no_move_widens_anything_nobody_moves() -> None:
-    world = fragmented(Rules(defragment="widen"))
-    world.release("p1", "wide")
-    world.place("p1", request_id="e", gpu={"share": 1.0})
-    world.pass_time(120)
-    assert [] == [each for name in ("c", "d", "e") for each in moves_told(world, name)]
-
-
 # --- away from a device at risk ---
 
 

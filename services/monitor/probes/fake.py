@@ -120,7 +120,11 @@ class FakeProbe:
             switch_us=device.switch_us,
             group=device.group,
             fault=fault.fault,
-            **found,
+            memory_mib=found["memory_mib"],
+            utilisation_ratio=found["utilisation_ratio"],
+            memory_used_mib=found["memory_used_mib"],
+            foreign_share_micro=found["foreign_share_micro"],
+            foreign_memory_mib=found["foreign_memory_mib"],
         )
 
 
