@@ -28,13 +28,18 @@ def configure(level: str = "info", style: Literal["json", "console"] = "json") -
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=_to_stderr,
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(sys.stderr)
     formatter = structlog.stdlib.ProcessorFormatter(processors=[*_of_stdlib(), *last], foreign_pre_chain=shared)
     handler.setFormatter(formatter)
     logging.basicConfig(level=max(number, logging.WARNING), handlers=[handler], force=True)
+
+
+def _to_stderr(*_: object) -> structlog.PrintLogger:
+    """The stderr of now: the one at the start may have been replaced and closed."""
+    return structlog.PrintLogger(sys.stderr)
 
 
 def _of_stdlib() -> list[Any]:

@@ -175,8 +175,13 @@ async def test_a_killed_monitor_loses_nothing_and_the_next_one_has_another_id(
     monitor: ServiceProcess, outside: Client, container: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     process = container("for n in range(300):\n  with laxity.task('infer', deadline_us=60_000_000): time.sleep(0.005)")
-    for last in (101, 301):
+
+    async def spoken(times: int) -> bool:
+        return len({batch["start_id"] for batch in await batches(outside)}) == times
+
+    for times, last in ((1, 101), (2, 301)):
         await rows_with(outside, (BEGIN, last))
+        await until(lambda times=times: spoken(times), "each monitor has told something before it is killed")
         monitor.kill()
         monitor.start()
     process.communicate()
