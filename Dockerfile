@@ -67,6 +67,7 @@ CMD ["python", "-m", "services.placer"]
 # --- for people: the command, and a workload to place ----------------------------------------------------------------
 FROM base AS cli
 COPY cli cli
+COPY sdk/src/laxity laxity
 COPY compose/examples examples
 HEALTHCHECK NONE
 ENTRYPOINT ["python", "-m", "cli.main"]

@@ -53,8 +53,7 @@ def run(args: argparse.Namespace) -> int:
     def hand_on(number: int, _: FrameType | None) -> None:
         process.send_signal(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, hand_on)
+    before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     if process.stdout is not None:
         for line in process.stdout:
             sys.stdout.buffer.write(line)
@@ -64,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
             if args.end.search(line) and open_tasks:
                 open_tasks.pop(0).end()
     code = process.wait()
+    for number, handler in before.items():
+        signal.signal(number, handler)
     _end(open_tasks, failed=by_lines or code != 0)
     return code if code >= 0 else 128 - code
 
