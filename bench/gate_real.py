@@ -88,7 +88,7 @@ async def run(folder: Path, count: int, *, gated: bool) -> Run:
             ),
         ]
         answers = {each.request_id or "": await answer(client, each) for each in (*wanted, *others)}
-        await over(files, BEGIN_S + count * SET[0].period_us / 1e6 + WAIT_S)
+        await over(files, BEGIN_S + 3 * count * SET[0].period_us / 1e6 + WAIT_S)
         await asyncio.sleep(SETTLE_S)
         verdicts = await judged(client)
     spans = [Span(task, *row) for task, file in zip(SET, files, strict=True) for row in json.loads(file.read_text())]
