@@ -69,7 +69,7 @@ async def keys(client: Client) -> list[Key]:
 async def all_learned(client: Client) -> Learned:
     learned = Learned()
     for _, message, _ in await keys(client):
-        learned.put(DeviceType(message.model, message.regime), message.profile, Profile.of(message))
+        learned.hear(message)
     return learned
 
 

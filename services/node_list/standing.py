@@ -14,9 +14,9 @@ from shared.admission import (
     Tenant,
     Verdict,
     admit_kind,
+    deciding,
     hard_guarantee,
     measured,
-    opens,
     tenant_of,
 )
 from shared.messages import (
@@ -122,15 +122,12 @@ def by_measure(
     of_type = DeviceType(device.model, device.regime)
     if declared.standing not in _DECLARED or not wanted.profile or not learned.knows(of_type):
         return declared
-    verdict = _measured(learned, learned.version, of_type, wanted, tuple(residents))
-    if verdict is None:
+    found = _measured(learned, learned.version, of_type, wanted, tuple(residents))
+    verdict = deciding(found, device.regime, [each.kind for each in residents])
+    if verdict is None or (verdict.admitted and sum(each.share_micro for each in residents) >= SHARE_WHOLE_MICRO):
         return declared
-    if not verdict.admitted:
-        return ClassStanding(standing=DeviceStanding.FULL, slack_us=verdict.slack_us, reason=verdict.reason)
-    kinds, share_micro = [each.kind for each in residents], sum(each.share_micro for each in residents)
-    if not opens(device.regime, kinds) or share_micro >= SHARE_WHOLE_MICRO:
-        return declared
-    return ClassStanding(standing=DeviceStanding.TIGHT, slack_us=verdict.slack_us, reason=verdict.reason)
+    standing = DeviceStanding.TIGHT if verdict.admitted else DeviceStanding.FULL
+    return ClassStanding(standing=standing, slack_us=verdict.slack_us, reason=verdict.reason)
 
 
 @lru_cache(maxsize=1 << 14)

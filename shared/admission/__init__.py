@@ -5,7 +5,7 @@ from shared.admission.gated_rows import NO_SLACK, Answers, GatedRows, Newcomer
 from shared.admission.kinds import admit, admit_kind, hard_guarantee
 from shared.admission.learned import EXPLORED, Bound, DeviceType, Learned, Profile, Tenant, explores
 from shared.admission.many import Loads
-from shared.admission.measured import by_measure, measured, opens, tenant_of
+from shared.admission.measured import by_measure, deciding, measured, tenant_of
 from shared.admission.response_times import NEVER_US, ResponseTimes
 from shared.admission.slowdown import Beside, Way, composed_us
 from shared.admission.tasks import RtTask, Sharing, Verdict
@@ -35,13 +35,13 @@ __all__ = [
     "admit_kind",
     "by_measure",
     "composed_us",
+    "deciding",
     "explores",
     "gated_exact",
     "gated_linear",
     "hard_guarantee",
     "measured",
     "nu_max",
-    "opens",
     "response_bound_us",
     "slices",
     "tenant_of",

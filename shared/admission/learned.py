@@ -127,6 +127,12 @@ class Learned:
         self.version += 1
         self._widening = {key: value for key, value in self._widening.items() if key[0] != device}
 
+    def hear(self, message: LearnedProfile) -> tuple[DeviceType, str]:
+        """What a message says is known from now on; of which profile on which type of device that is."""
+        device = DeviceType(message.model, message.regime)
+        self.put(device, message.profile, Profile.of(message))
+        return device, message.profile
+
     def get(self, device: DeviceType, name: str) -> Profile | None:
         return self._profiles.get(device, {}).get(name)
 

@@ -29,15 +29,18 @@ def measured(
     return learned.admit(device, known, newcomer, explore=explore) if len(known) == len(residents) else None
 
 
-def opens(regime: Regime, residents: Iterable[Kind | None]) -> bool:
-    """Whether measured times may admit what declarations do not: where no sound test is known, beside none hard."""
-    return regime in _WITHOUT_SOUND_TEST and Kind.HARD not in residents
+def deciding(found: Verdict | None, regime: Regime, residents: Iterable[Kind | None]) -> Verdict | None:
+    """What was found, where it decides whatever the declarations say.
+
+    Who is known to be late closes any device. One is opened only where no sound test is known, and beside none hard.
+    """
+    if found is None or not found.admitted:
+        return found
+    return found if regime in _WITHOUT_SOUND_TEST and Kind.HARD not in residents else None
 
 
-def by_measure(declared: Verdict, found: Verdict | None, *, opened: bool) -> Verdict:
-    """Who is known to be late closes any device; else one is opened, or what was declared is no longer unproven."""
+def by_measure(declared: Verdict, found: Verdict | None, regime: Regime, residents: Iterable[Kind | None]) -> Verdict:
+    """What decides; else what was declared, which is no longer unproven where what was found is not."""
     if found is None:
         return declared
-    if opened or not found.admitted:
-        return found
-    return replace(declared, unproven=declared.unproven and found.unproven)
+    return deciding(found, regime, residents) or replace(declared, unproven=declared.unproven and found.unproven)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from laxity import tasks
+from tests.unit import test_sdk
 from tests.unit.test_sdk import rows, taken
 
 grpc = pytest.importorskip("grpc", reason="grpcio is not installed")
@@ -19,12 +19,7 @@ from laxity.grpc import AsyncDeadlines, Deadlines  # noqa: E402
 BEGIN, END = 1, 2
 
 
-@pytest.fixture
-def ring_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("LAXITY_RING_DIR", str(tmp_path))
-    tasks._forget()
-    yield tmp_path
-    tasks._forget()
+ring_directory = test_sdk.ring_directory
 
 
 def handlers(echo: Any, count: Any, fail: Any) -> Any:

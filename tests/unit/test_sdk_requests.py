@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +11,15 @@ import pytest
 
 import laxity.asgi
 import laxity.stream
-from laxity import tasks
 from laxity.asgi import DeadlineMiddleware
 from shared.testing.wait import until
+from tests.unit import test_sdk
 from tests.unit.test_sdk import rows, taken
 
 BEGIN, END = 1, 2
 
 
-@pytest.fixture(autouse=True)
-def ring_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("LAXITY_RING_DIR", str(tmp_path))
-    tasks._forget()
-    yield tmp_path
-    tasks._forget()
+ring_directory = test_sdk.ring_directory
 
 
 def made(directory: Path) -> list[Path]:

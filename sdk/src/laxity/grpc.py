@@ -4,6 +4,7 @@ grpc.server(pool, interceptors=[laxity.grpc.Deadlines(default_us=50_000)])
 grpc.aio.server(interceptors=[laxity.grpc.AsyncDeadlines(default_us=50_000)])
 """
 
+import contextlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 import grpc
 
 import laxity
-from laxity.tasks import Task
 
 _SIDES = {
     (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
@@ -33,14 +33,14 @@ class _Marks:
             laxity.task("default", deadline_us=default_us)  # ValueError now rather than at each call
         self.default_us = default_us
 
-    def begin(self, method: str, context: Any) -> Task | None:
+    def marked(self, method: str, context: Any) -> contextlib.AbstractContextManager[Any]:
+        """The call's task, to be entered where its handler begins."""
         left_s = context.time_remaining()
-        deadline_us = self.default_us if left_s is None or left_s * 1e6 > laxity.MAX_DEADLINE_US else int(left_s * 1e6)
-        return (
-            laxity.begin(method.rpartition("/")[2], deadline_us=deadline_us)
-            if deadline_us and deadline_us > 0
-            else None
-        )
+        asked = left_s is not None and left_s * 1e6 <= laxity.MAX_DEADLINE_US
+        deadline_us = int(left_s * 1e6) if asked else self.default_us
+        if deadline_us is None or deadline_us < 1:
+            return contextlib.nullcontext()
+        return laxity.task(method.rpartition("/")[2], deadline_us=deadline_us)
 
     def wrapped(self, handler: Any, method: str, wrap: Callable[[Any, str, bool], Any]) -> Any:
         """The same handler, its behaviour marked."""
@@ -59,23 +59,12 @@ class Deadlines(_Marks, grpc.ServerInterceptor):  # type: ignore[misc, unused-ig
 
     def _wrap(self, behaviour: Any, method: str, streams: bool) -> Any:
         def call(request: Any, context: Any) -> Any:
-            task = self.begin(method, context)
-            try:
-                result = behaviour(request, context)
-            except BaseException:
-                _end(task, failed=True)
-                raise
-            _end(task)
-            return result
+            with self.marked(method, context):
+                return behaviour(request, context)
 
         def stream(request: Any, context: Any) -> Iterator[Any]:
-            task = self.begin(method, context)
-            try:
+            with self.marked(method, context):
                 yield from behaviour(request, context)
-            except BaseException:
-                _end(task, failed=True)
-                raise
-            _end(task)
 
         return stream if streams else call
 
@@ -88,28 +77,12 @@ class AsyncDeadlines(_Marks, grpc.aio.ServerInterceptor):  # type: ignore[misc, 
 
     def _wrap(self, behaviour: Any, method: str, streams: bool) -> Any:
         async def call(request: Any, context: Any) -> Any:
-            task = self.begin(method, context)
-            try:
-                result = await behaviour(request, context)
-            except BaseException:
-                _end(task, failed=True)
-                raise
-            _end(task)
-            return result
+            with self.marked(method, context):
+                return await behaviour(request, context)
 
         async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-            task = self.begin(method, context)
-            try:
+            with self.marked(method, context):
                 async for message in behaviour(request, context):
                     yield message
-            except BaseException:
-                _end(task, failed=True)
-                raise
-            _end(task)
 
         return stream if streams and inspect.isasyncgenfunction(behaviour) else call
-
-
-def _end(task: Task | None, *, failed: bool = False) -> None:
-    if task is not None:
-        task.end(failed=failed)

@@ -7,11 +7,10 @@ from collections.abc import Hashable, Set
 
 from services.placer.core.accounts import Load
 from services.placer.core.demand import Demand
-from shared.admission import EXPLORED, DeviceType, Learned, Profile, Verdict, by_measure, explores, measured, opens
+from shared.admission import EXPLORED, DeviceType, Learned, Verdict, by_measure, explores, measured
 from shared.effects import KeyChanged
 from shared.errors import FieldError
-from shared.messages import LearnedProfile, Regime
-from shared.subjects import decode
+from shared.messages import LearnedProfile
 
 
 class Measured:
@@ -27,13 +26,15 @@ class Measured:
         if not change.key.startswith("profile."):
             return None
         try:
-            device, profile = known = _known(change.key)
-            found = Profile.of(LearnedProfile.trusted(change.value)) if change.value else None
+            message = LearnedProfile.trusted(change.value) if change.value else None
         except FieldError:
             self._counters["malformed.learned"] += 1
             return None
-        self._keys[change.key] = known
-        self._learned.put(device, profile, found)
+        if message is not None:
+            self._keys[change.key] = self._learned.hear(message)
+        elif change.key in self._keys:
+            self._learned.put(*self._keys[change.key], None)
+        device, _ = self._keys.get(change.key, (None, ""))
         return device
 
     def replayed(self, keys: Set[str]) -> None:
@@ -57,15 +58,8 @@ class Measured:
 
     def judged(self, declared: Verdict, demand: Demand, load: Load, more: int = 0) -> Verdict:
         """What becomes of the verdict on declarations."""
-        opened = opens(load.sharing.regime, [task.kind for task in load.residents])
-        return by_measure(declared, self.found(demand, load, more), opened=opened)
+        kinds = [task.kind for task in load.residents]
+        return by_measure(declared, self.found(demand, load, more), load.sharing.regime, kinds)
 
     def _explores(self, demand: Demand) -> bool:
         return bool(self._explored) and explores(demand.request.request_id or "", self._explored)
-
-
-def _known(key: str) -> tuple[DeviceType, str]:
-    tokens = key.split(".")
-    if len(tokens) != 4 or tokens[3] not in list(Regime):
-        raise FieldError("key", key, "profile.<profile>.<model>.<regime>")
-    return DeviceType(decode(tokens[2]), Regime(tokens[3])), decode(tokens[1])
