@@ -22,14 +22,14 @@ from typing import Final
 import psutil
 
 import laxity
+from bench.monitor_load import EVENTS_PER_S, Cost, open_rings, play, settings
 from bench.report import tell
-from laxity.ring import Mark, Ring
+from laxity.ring import Ring
 from shared.testing.nats_server import NatsServer
 from shared.testing.service_process import ServiceProcess
 
 LENGTHS_MS: Final = (1, 5, 20)
 ON, OFF, AGAIN = "on", "off", "off again"
-CONTAINERS, DEVICES, EVENTS_PER_S = 100, 8, 5_000
 TICK_S: Final = 0.02
 BARE: Final = """
 import asyncio, sys, nats
@@ -97,14 +97,7 @@ def loss(times: dict[str, list[int]], of: str, by: str) -> tuple[float, float, f
 
 @contextmanager
 def monitor(folder: Path, url: str) -> Iterator[psutil.Process]:
-    env = {
-        "LAXITY_CHECK": "false",
-        "LAXITY_MONITOR_NODE": "bench",
-        "LAXITY_MONITOR_PROBE": "fake",
-        "LAXITY_MONITOR_FAKE_DEVICES": f'[{{"count": {DEVICES}, "model": "H100"}}]',
-        "LAXITY_MONITOR_RING_ROOT": str(folder / "rings"),
-        "LAXITY_STORAGE": "memory",
-    }
+    env = settings(folder / "rings") | {"LAXITY_STORAGE": "memory"}
     with ServiceProcess("services.monitor", folder, url, **env) as process:
         yield psutil.Process(process.pid)
 
@@ -121,35 +114,10 @@ def bare(url: str, size: int) -> Iterator[psutil.Process]:
         process.wait()
 
 
-def containers(folder: Path) -> list[Ring]:
-    """One ring each, of this process."""
-    rings = []
-    for number in range(CONTAINERS):
-        own = folder / "rings" / f"container-{number}"
-        own.mkdir(parents=True)
-        rings.append(Ring(str(own)))
-    return rings
-
-
-def play(rings: list[Ring], seconds: float, events_per_s: int) -> int:
-    """Tasks in all rings, evenly; returns how many events there were."""
-    began, done = time.monotonic(), 0
-    while (now := time.monotonic()) < began + seconds:
-        for number in range(done // 2, int((now - began) * events_per_s) // 2):
-            mark = Mark()
-            mark.name, mark.deadline_us, mark.seq = b"infer", 50_000, 0
-            rings[number % len(rings)].begin(mark)
-            rings[number % len(rings)].end(mark, 0)
-            done += 2
-        time.sleep(TICK_S)
-    return done
-
-
 def cpu_percent(process: psutil.Process, rings: list[Ring], seconds: float, events_per_s: int) -> float:
-    before, began = process.cpu_times(), time.monotonic()
-    play(rings, seconds, events_per_s)
-    after, took = process.cpu_times(), time.monotonic() - began
-    return 100 * (after.user + after.system - before.user - before.system) / took
+    cost = Cost(process)
+    play(rings, seconds, events_per_s, TICK_S)
+    return cost.percent
 
 
 def monitored(seconds: float, turns: int) -> dict[str, float]:
@@ -157,9 +125,9 @@ def monitored(seconds: float, turns: int) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as name, NatsServer(Path(name, "nats")) as server:
         folder = Path(name)
-        rings = containers(folder)
+        rings = open_rings(folder / "rings")
         with monitor(folder, server.url) as ours, bare(server.url, 0) as empty, bare(server.url, 4_000) as publishing:
-            play(rings, 3.0, EVENTS_PER_S)
+            play(rings, 3.0, EVENTS_PER_S, TICK_S)
             for _ in range(turns):
                 for what, process, events in (
                     ("monitor_idle_percent", ours, 0),
@@ -168,7 +136,7 @@ def monitored(seconds: float, turns: int) -> dict[str, float]:
                     ("bare_publishing_percent", publishing, 0),
                 ):
                     found.setdefault(what, []).append(cpu_percent(process, rings, seconds, events))
-            memory = ours.memory_info().rss / 2**20
+            memory = Cost(ours).memory_mib
         for ring in rings:
             ring.close()
     return {what: median(values) for what, values in found.items()} | {"monitor_memory_mb": memory}

@@ -22,14 +22,12 @@ import nats
 import psutil
 from nats.aio.msg import Msg
 
+from bench.monitor_load import EVENTS_PER_S, NODE, Cost, open_rings, play, settings
 from bench.report import tell
-from laxity.ring import OK, Mark, Ring
 from shared.messages import TaskEventKind
 from shared.testing.nats_server import NatsServer
 from shared.testing.service_process import ServiceProcess
 
-CONTAINERS, DEVICES, EVENTS_PER_S = 100, 8, 5_000
-RECORDS: Final = 4_096
 STEP_S: Final = 0.01
 WARM_S: Final = 5.0
 PATIENCE_S: Final = 20.0
@@ -37,35 +35,14 @@ PATIENCE_S: Final = 20.0
 MOST_GROWTH_MIB: Final = 4.0
 
 
-class Task(Mark):
-    def __init__(self) -> None:
-        self.name, self.deadline_us, self.seq = b"infer", 50_000, 0
-
-
 def write(root: Path) -> None:
     """Writes for as many seconds as each line of the input says, and answers with the number of records."""
-    rings = []
-    for number in range(CONTAINERS):
-        folder = root / f"c{number:03d}"
-        folder.mkdir(parents=True)
-        rings.append(Ring(str(folder), RECORDS))
+    rings = open_rings(root)
     print("0", flush=True)
     for line in sys.stdin:
-        print(_write_for(rings, float(line)), flush=True)
+        print(play(rings, float(line), EVENTS_PER_S, STEP_S), flush=True)
     for ring in rings:
         ring.close()
-
-
-def _write_for(rings: list[Ring], seconds: float) -> int:
-    began_s, tasks = time.monotonic(), 0
-    while (passed_s := time.monotonic() - began_s) < seconds:
-        while 2 * tasks < EVENTS_PER_S * passed_s:
-            ring, task = rings[tasks % len(rings)], Task()
-            ring.begin(task)
-            ring.end(task, OK)
-            tasks += 1
-        time.sleep(STEP_S)
-    return 2 * tasks
 
 
 @dataclass
@@ -91,39 +68,6 @@ class Received:
         return sum(self.last.values())
 
 
-def settings(root: Path) -> dict[str, str]:
-    return {
-        "LAXITY_CHECK": "false",
-        "LAXITY_MONITOR_NODE": "n1",
-        "LAXITY_MONITOR_RING_ROOT": str(root),
-        "LAXITY_MONITOR_PROBE": "fake",
-        "LAXITY_MONITOR_FAKE_DEVICES": json.dumps([{"count": DEVICES}]),
-    }
-
-
-@dataclass
-class Cost:
-    """Of the monitor, over some seconds."""
-
-    process: psutil.Process
-    began_s: float = field(default_factory=time.monotonic)
-
-    def __post_init__(self) -> None:
-        self._began_cpu_s = self._cpu_s()
-
-    def _cpu_s(self) -> float:
-        times = self.process.cpu_times()
-        return float(times.user + times.system)
-
-    @property
-    def ratio(self) -> float:
-        return (self._cpu_s() - self._began_cpu_s) / (time.monotonic() - self.began_s)
-
-    @property
-    def memory_mib(self) -> float:
-        return float(self.process.memory_info().rss) / (1 << 20)
-
-
 async def _ask(writer: asyncio.subprocess.Process, seconds: float) -> int:
     assert writer.stdin is not None
     assert writer.stdout is not None
@@ -136,7 +80,7 @@ async def soak(folder: Path, url: str, seconds: float, idle_s: float) -> dict[st
     """What the monitor cost idle and under load, and what of the events has arrived."""
     root, received = folder / "rings", Received()
     client = await nats.connect(url)
-    await client.subscribe("rt.events.task.n1", cb=received.take)
+    await client.subscribe(f"rt.events.task.{NODE}", cb=received.take)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     command = (sys.executable, "-m", "bench.soak", "--write", str(root))
     writer = await asyncio.create_subprocess_exec(*command, **pipes)  # type: ignore[arg-type]
@@ -147,10 +91,10 @@ async def soak(folder: Path, url: str, seconds: float, idle_s: float) -> dict[st
             written = await _ask(writer, WARM_S)
             idle = Cost(process)
             await asyncio.sleep(idle_s)
-            idle_ratio, busy = idle.ratio, Cost(process)
+            idle_percent, busy = idle.percent, Cost(process)
             first_mib = busy.memory_mib
             written += await _ask(writer, seconds)
-            ratio, last_mib = busy.ratio, busy.memory_mib
+            percent, last_mib = busy.percent, busy.memory_mib
             until_s = time.monotonic() + PATIENCE_S
             while received.records < written and time.monotonic() < until_s:  # noqa: ASYNC110 - counted by a callback
                 await asyncio.sleep(0.1)
@@ -164,8 +108,8 @@ async def soak(folder: Path, url: str, seconds: float, idle_s: float) -> dict[st
         "events_missing": written - received.records,
         "events_out_of_turn": received.gaps,
         "records_lost": received.lost,
-        "cpu_idle_percent": round(100 * idle_ratio, 2),
-        "cpu_busy_percent": round(100 * ratio, 2),
+        "cpu_idle_percent": round(idle_percent, 2),
+        "cpu_busy_percent": round(percent, 2),
         "memory_mib": round(last_mib, 1),
         "memory_growth_mib": round(last_mib - first_mib, 1),
         "load_average": os.getloadavg()[0],

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from services.monitor.probes import proc as procfs
 from services.monitor.probes.base import NOT_SUPPORTED, UNREADABLE, ContainerUseReading, Reading
 
 NO_LIMIT: Final = "no_limit"
@@ -94,14 +95,12 @@ class Groups:
 
     def _read(self, pid: int, start_ticks: int) -> Group | None:
         """None too where the process has ended meanwhile (case M38), also if another one has its pid by now."""
-        folder = self._proc / str(pid)
         try:
-            text = (folder / "cgroup").read_text(encoding="utf-8", errors="replace")
-            stat = (folder / "stat").read_bytes()
-            same = int(stat[stat.rindex(b")") + 1 :].split()[19]) == start_ticks
-        except (OSError, ValueError, IndexError):
+            text = (self._proc / str(pid) / "cgroup").read_text(encoding="utf-8", errors="replace")
+        except OSError:
             return None
-        return group_of(text) if same else None
+        found = procfs.process(self._proc, pid)
+        return group_of(text) if found and found.start_ticks == start_ticks else None
 
     def use(self, group: Group) -> ContainerUseReading:
         """What the container has used since its start, and may use; each value for itself."""

@@ -94,12 +94,15 @@ def processes(proc: Path) -> Iterator[Process]:
     """All processes. One that ends while it is looked at is left out (case M38)."""
     with os.scandir(proc) as entries:
         pids = [int(entry.name) for entry in entries if entry.name.isascii() and entry.name.isdigit()]
-    for pid in pids:
-        try:
-            found = _process(pid, _read(f"{proc}/{pid}/stat"))
-        except (OSError, ValueError, IndexError):
-            continue
-        yield found
+    yield from filter(None, (process(proc, pid) for pid in pids))
+
+
+def process(proc: Path, pid: int) -> Process | None:
+    """None where it has ended."""
+    try:
+        return _process(pid, _read(f"{proc}/{pid}/stat"))
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def environment(proc: Path, pid: int) -> dict[str, str]:
