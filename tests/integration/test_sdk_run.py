@@ -59,6 +59,24 @@ def test_a_signal_is_handed_on_and_told_by_the_exit_code(tmp_path: Path) -> None
     assert ("sh", END, 1, True) == rows(tmp_path)[-1]
 
 
+def test_a_signal_that_comes_as_the_command_starts_is_handed_on(tmp_path: Path) -> None:
+    script = "kill -TERM $PPID; exec sleep 60"
+    assert (128 + signal.SIGTERM, "", "") == run(tmp_path, "run", "--deadline", "50ms", "--", "sh", "-c", script)
+
+
+def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    script = f"trap '' HUP; exec {sys.executable} -m laxity run --deadline 5s -- sh -c 'kill -HUP $$ $PPID; echo on'"
+    told = subprocess.run(
+        ["sh", "-c", script],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(SDK), "LAXITY_RING_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert (0, "on\n", "") == (told.returncode, told.stdout, told.stderr)
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

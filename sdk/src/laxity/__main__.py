@@ -13,6 +13,7 @@ import laxity
 from laxity.tasks import Task
 
 _UNITS = {"us": 1, "ms": 1_000, "s": 1_000_000}
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def deadline_us(text: str) -> int:
@@ -43,17 +44,26 @@ def run(args: argparse.Namespace) -> int:
     name = args.name or Path(args.command[0]).name
     by_lines = args.begin is not None
     open_tasks = [] if by_lines else [laxity.begin(name, deadline_us=args.deadline)]
+    process: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def hand_on(number: int, _: FrameType | None) -> None:
+        if process is None:
+            early.append(number)
+        else:
+            process.send_signal(number)
+
+    # Before the command starts, or one that comes at once would end us and leave it; an ignored one (nohup) stays so.
+    caught = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, hand_on) for number in caught}
     try:
         process = subprocess.Popen(args.command, stdout=subprocess.PIPE if by_lines else None)
     except OSError as error:
         _end(open_tasks, failed=True)
         print(f"laxity: {args.command[0]}: {error.strerror}", file=sys.stderr)
         return 127 if isinstance(error, FileNotFoundError) else 126
-
-    def hand_on(number: int, _: FrameType | None) -> None:
+    for number in early:
         process.send_signal(number)
-
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     if process.stdout is not None:
         for line in process.stdout:
             sys.stdout.buffer.write(line)
