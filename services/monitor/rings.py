@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
+from services.monitor.changes import Changes
 from services.monitor.open_tasks import Row
 from shared.errors import FieldError, LaxityError
 from shared.messages.base import MAX_BODY_BYTES
@@ -48,6 +49,8 @@ HEADER: Final = struct.Struct("<8sIIII16s16sIIQQ")
 RECORD: Final = struct.Struct("<QQQQBB22sQ")
 """Sequence, stamp in ns, task, deadline in us, kind, status, name, sequence once more."""
 
+_LOOK_AT_ALL = 20
+"""Scans until every folder is looked at again, whether or not it is said to have changed."""
 _MANY_NAMES = 4096
 _LARGEST_SEQ = 1 << 62  # 146 years of a record each nanosecond: more is not a head
 _LAST_STAMP_NS = (1 << 63) - 1
@@ -307,6 +310,10 @@ class RingDirectory:
     def __init__(self, root: Path, boot: bytes | None = None) -> None:
         self.counts: Counter[str] = Counter()
         self._boot = boot_id() if boot is None else boot
+        self._changes = Changes()
+        self._hints: set[str] | None = None
+        """Folders that may have changed since the last scan; None: all of them."""
+        self._scans = 0
         self._listing = _Listing(root)
         self._containers: dict[str, _Container] = {}
 
@@ -316,8 +323,12 @@ class RingDirectory:
         return [reader for container in self._containers.values() for reader in container.readers.values()]
 
     def scan(self) -> Scan:
-        """Find new and vanished rings; one stat per container while nothing changes. Raises nothing for a bad file."""
+        """Find new and vanished rings; one call for all while nothing changes. Raises nothing for a bad file."""
         found = Scan([], [])
+        self._hints = self._changes.take()
+        if self._scans % _LOOK_AT_ALL == 0:
+            self._hints = None
+        self._scans += 1
         self._find_containers(found)
         for container in self._containers.values():
             names = self._names(container.listing)
@@ -359,8 +370,13 @@ class RingDirectory:
         for reader in self.readers:
             reader.close()
         self._containers.clear()
+        self._changes.close()
 
     def _names(self, listing: _Listing) -> set[str] | None:
+        """None where they are as before."""
+        if self._hints is not None and listing.told_of and listing.name not in self._hints:
+            return None
+        listing.watched = self._changes.watches(listing.name)
         try:
             return listing.changed()
         except OSError:
@@ -420,14 +436,19 @@ class _Listing:
     """The names in a directory, given again only after they may have changed."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.name = path, str(path)
         self.settled_ns: int | None = None
-        self._name = str(path)
+        self.watched = False
+
+    @property
+    def told_of(self) -> bool:
+        """Whether any change that is to come will be told."""
+        return self.watched and self.settled_ns is not None
 
     def changed(self) -> set[str] | None:
         """All names, none where the directory is missing; None while they are as before. Raises other OSErrors."""
         try:
-            modified_ns = os.stat(self._name).st_mtime_ns  # noqa: PTH116 - a third of Path.stat()
+            modified_ns = os.stat(self.name).st_mtime_ns  # noqa: PTH116 - a third of Path.stat()
             if modified_ns == self.settled_ns:
                 return None
             now_ns = time.time_ns()

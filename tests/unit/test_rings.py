@@ -370,6 +370,22 @@ def test_a_directory_that_is_long_unchanged_is_not_listed_again(container: Path,
     second.close()
 
 
+def test_a_folder_that_nobody_tells_of_is_looked_at_now_and_then(container: Path, writer: Ring) -> None:
+    """A file system that others write to from elsewhere: the kernel watches, and says nothing."""
+    directory = RingDirectory(container.parent)
+    for path in (container, container.parent):
+        os.utime(path, ns=(1, 1))
+    directory.scan()
+    directory.scan()
+    directory._changes.take()
+    second = Ring(str(container), 16)
+    directory._changes.take()
+    found = [len(directory.scan().new) for _ in range(20)]
+    assert (0, 1) == (found[0], sum(found))
+    directory.close()
+    second.close()
+
+
 def test_the_folder_of_a_container_that_is_gone_goes_with_its_last_ring(tmp_path: Path) -> None:
     folder = tmp_path / "c1"
     folder.mkdir()
