@@ -27,6 +27,7 @@ MAX_UNSENT: Final = 256
 
 PATIENCE_PER_RECORD_US: Final = 10
 """Of the room in a ring: it overflows within its patience where more than 100,000 records a second come."""
+QUIET_AFTER_US: Final = 1_000_000
 ASK_US: Final = 500_000
 """How often it is asked whether the writer of a ring without an open task is gone."""
 NEVER_US: Final = 1 << 62
@@ -59,50 +60,65 @@ class _Ring:
 
     reader: RingReader
     inherited: bool
-    patience_us: int
-    """How long records may wait in the ring: so that a task's begin is taken well before its deadline, as long as its
-    deadline is no shorter than those seen before."""
+    limits: MonitorSettings
     look_us: int = 0
+    """When to look at it next."""
     ask_us: int = 0
     """When to ask whether the writer is gone, although no task is open."""
     gone: bool = False
+    busy_us: int = 0
+    """When it had something new or an open task last."""
     shortest_us: int = MAX_DEADLINE_US
     info: RingInfo = field(init=False)
+    _patience_us: int = field(init=False)
+    """How long records may wait in it: so that a task's begin is taken well before its deadline, as long as its
+    deadline is no shorter than those seen before. Nothing is known of the first one."""
+    _quiet_patience_us: int = field(init=False)
+    """The same once nothing was in it for a while."""
     _told: RingInfo | None = None
     _labels: ContainerLabels | None = None
 
     def __post_init__(self) -> None:
         self.info, self._labels = ring_info(self.reader), self.reader.labels
+        self._patience_us, self._quiet_patience_us = self.limits.poll_us, self._at_most(self.limits.quiet_us)
 
-    def take(self, clock_us: int, due_us: int, limits: MonitorSettings) -> RingRows | None:
+    def rest(self, clock_us: int) -> None:
+        """It was looked at just now."""
+        patience_us = self._patience_us if clock_us - self.busy_us < QUIET_AFTER_US else self._quiet_patience_us
+        self.look_us = clock_us + patience_us
+
+    def take(self, clock_us: int, due_us: int) -> RingRows | None:
         """What is new; None if there is nothing. Raises RingError and OSError.
 
         ``due_us``: when the first of its open tasks becomes overdue. Whether the writer lives is asked only where that
         decides something, and then before the last read: what it wrote before is then all there is.
         """
-        reader, self.look_us = self.reader, clock_us + self.patience_us
+        reader = self.reader
         if self._labels is not reader.labels:
             self.info, self._labels = ring_info(reader), reader.labels
         read = reader.read()
         for _, _, _, _, stamp_us, deadline_us, _ in read.rows:
             if deadline_us < self.shortest_us:
                 self.shortest_us = deadline_us
-                self.patience_us = patience_us(deadline_us, reader.header.capacity, limits)
+                self._patience_us = self._at_most(self.limits.batch_us)
+                self._quiet_patience_us = self._at_most(self.limits.quiet_us)
             due_us = min(due_us, stamp_us + deadline_us)
         if self.gone or (due_us < clock_us and reader.writer_gone()):
             self.gone = True
             read = read.then(reader.read())
+        if read.rows or due_us < NEVER_US:
+            self.busy_us = clock_us
+        self.rest(clock_us)
         if not (read.rows or read.lost or self.gone or read.taken != read.head or self._told is not self.info):
             return None
         self._told = self.info
         rows, _, lost, head, taken = read
         return RingRows(self.info, rows, lost, taken, head, self.gone, reader.header.pid, self.inherited)
 
-
-def patience_us(shortest_us: int, capacity: int, limits: MonitorSettings) -> int:
-    """How long records may wait in a ring whose shortest deadline so far is known, and which must not overflow."""
-    longest_us = min(limits.batch_us, shortest_us - 2 * limits.poll_us, capacity * PATIENCE_PER_RECORD_US)
-    return max(limits.poll_us, longest_us)
+    def _at_most(self, most_us: int) -> int:
+        """How long records may wait: their deadlines must be known well before they pass, and the ring not overflow."""
+        capacity_us = self.reader.header.capacity * PATIENCE_PER_RECORD_US
+        return max(self.limits.poll_us, min(most_us, capacity_us, self.shortest_us - 2 * self.limits.poll_us))
 
 
 class RingLoop:
@@ -190,8 +206,8 @@ class RingLoop:
                 post(self._take(clock_us, shell))
                 while not self._answered.wait(TIDY_US / 1_000_000) and not self._stop.is_set():
                     pass  # a core that has failed answers no more
-            look_us = min((ring.look_us for ring in self._rings.values()), default=NEVER_US)
-            until_us = min(self._wake.at_us, self._scan_us, look_us, clock_us + self._settings.idle_us)
+            look_us = min((ring.look_us for ring in self._rings.values()), default=clock_us + self._settings.idle_us)
+            until_us = min(self._wake.at_us, self._scan_us, look_us)
             time.sleep(max(until_us - shell.clock.now_us(), SHORTEST_PAUSE_US) / 1_000_000)
 
     def _scan(self, clock_us: int) -> None:
@@ -202,7 +218,7 @@ class RingLoop:
         found = self._directory.scan()
         for reader in found.new:
             inherited = reader.header.created_ns // 1_000 < self._started_us
-            self._rings[reader.ring] = _Ring(reader, inherited, self._settings.poll_us)
+            self._rings[reader.ring] = _Ring(reader, inherited, self._settings, busy_us=clock_us)
         for reader in found.gone:
             if reader.ring in self._rings:
                 self._vanished.append(reader.ring)
@@ -225,7 +241,7 @@ class RingLoop:
             if ring.gone:
                 return True
             if clock_us >= ring.look_us:
-                ring.look_us = clock_us + ring.patience_us
+                ring.rest(clock_us)
                 if ring.reader.waiting():
                     return True
         return False
@@ -235,7 +251,7 @@ class RingLoop:
         reads = []
         for name, ring in list(self._rings.items()):
             try:
-                read = ring.take(clock_us, self._wake.due_us.get(name, NEVER_US), self._settings)
+                read = ring.take(clock_us, self._wake.due_us.get(name, NEVER_US))
             except (RingError, OSError) as error:
                 self._refuse(ring, error, shell.log)
                 continue
