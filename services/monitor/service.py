@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from services.monitor.core import METRICS, Core, Forget, Limits, Wake
-from services.monitor.fake_tasks import FakeTasks
 from services.monitor.gate_process import GateProcess
 from services.monitor.numbers import METRICS as NUMBERS
 from services.monitor.numbers import numbers
@@ -80,6 +79,8 @@ def _fake_tasks(settings: MonitorSettings) -> Callable[[int], None] | None:
     """What plays the tasks of a fake node, where that is asked for."""
     if settings.probe != "fake" or not settings.fake_tasks:
         return None
+    from services.monitor.fake_tasks import FakeTasks  # not above: its numpy is 12 MiB, which real nodes need not pay
+
     return FakeTasks(settings.node, settings.fake_devices, settings.ring_root).advance
 
 

@@ -59,9 +59,7 @@ class Collected:
 
     def read(self) -> None:
         read = self.reader.read()
-        columns = (read.seq, read.kind, read.begin_seq, read.deadline_us)
-        seq, kind, begin_seq, deadline_us = (column.tolist() for column in columns)
-        self.rows.extend(zip(seq, kind, begin_seq, read.name, deadline_us, strict=True))
+        self.rows.extend((row.seq, row.kind, row.begin_seq, row.name, row.deadline_us) for row in read.rows)
         self.lost += read.lost
         assert read.taken == len(self.rows) + self.lost
         assert read.taken <= read.head
