@@ -352,6 +352,7 @@ def test_a_write_from_within_a_write_keeps_every_record(tmp_path: Path) -> None:
 
     written.places = Places()  # type: ignore[assignment]
     with outer:
+        assert 2 == written.head[0]  # not back to 1
         inner.end()
     expected = [("outer", 1, 1, False), ("inner", 1, 2, False), ("inner", 2, 2, False), ("outer", 2, 1, False)]
     assert expected == rows(tmp_path)
