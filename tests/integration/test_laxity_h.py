@@ -91,7 +91,8 @@ def test_the_header_and_the_python_sdk_write_the_same_bytes(
     for name, value in (env | {"LAXITY_RING_DIR": str(other)}).items():
         monkeypatch.setenv(name, value)
     clock_ns = itertools.count(1007, 7)
-    monkeypatch.setattr(ring, "monotonic_ns", lambda: next(clock_ns))
+    for module in (ring, tasks):
+        monkeypatch.setattr(module, "monotonic_ns", lambda: next(clock_ns))
     tasks._forget()
     try:
         golden()

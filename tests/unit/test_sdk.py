@@ -203,7 +203,7 @@ def test_the_smallest_and_the_largest_deadline_are_taken(ring_directory: Path, d
     assert [deadline_us] == column(taken(ring_directory), "deadline_us")
 
 
-@pytest.mark.parametrize("found", ["", None, 3, print])
+@pytest.mark.parametrize("found", ["", None, 3, print, ["infer"]])
 def test_a_name_that_is_none_is_refused(no_ring: None, found: object) -> None:
     with pytest.raises(ValueError, match=r"name: found .*, allowed: a string that is not empty"):
         laxity.begin(found, deadline_us=10)  # type: ignore[arg-type]
@@ -324,25 +324,37 @@ def test_a_task_that_finds_no_gate_has_failed(ring_directory: Path, monkeypatch:
     assert expected == rows(ring_directory)
 
 
+def test_a_task_that_was_open_at_a_fork_is_not_open_in_the_child(ring_directory: Path) -> None:
+    scope = laxity.task("infer", deadline_us=10)
+    with scope:
+        tasks._forget()  # as the child's side of a fork does
+    with scope:
+        pass
+    written = sorted(RingReader.open(path).read().kind.tolist() for path in ring_directory.glob("ring-*.ring"))
+    assert [[1], [1, 2]] == written
+
+
 def test_a_write_from_within_a_write_keeps_every_record(tmp_path: Path) -> None:
     """As a signal handler or a finalizer does it: in the same thread, while the lock is held."""
     written = ring.Ring(str(tmp_path), 16)
-    inner, outer = tasks._make_task(b"inner", 10), tasks._make_task(b"outer", 10)
+    inner, outer = (laxity.task(name, deadline_us=10) for name in ("inner", "outer"))
+    inner.ring = outer.ring = written
 
-    class Sequence:
+    class Places:
         def __init__(self) -> None:
-            self.counted = iter(range(1, 100))
-            self.entered = False
+            self.left, self.entered = written.places, False
 
-        def __next__(self) -> int:
-            seq = next(self.counted)
+        def __next__(self) -> tuple[int, int]:
+            place = next(self.left)
             if not self.entered:
                 self.entered = True
-                written.begin(inner)
-            return seq
+                inner.__enter__()
+            return place
 
-    written._sequence = Sequence()  # type: ignore[assignment]
-    written.begin(outer)
-    written.end(inner, ring.OK)
-    assert [("outer", 1, 1, False), ("inner", 1, 2, False), ("inner", 2, 2, False)] == rows(tmp_path)
+    written.places = Places()  # type: ignore[assignment]
+    with outer:
+        assert 2 == written.head[0]  # not back to 1
+        inner.end()
+    expected = [("outer", 1, 1, False), ("inner", 1, 2, False), ("inner", 2, 2, False), ("outer", 2, 1, False)]
+    assert expected == rows(tmp_path)
     written.close()
