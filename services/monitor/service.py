@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 
-from services.monitor.core import METRICS, Core, Forget, Limits, Wake
+from services.monitor.core import METRICS, Core, Forget, GateSaid, Limits, Wake
 from services.monitor.gate_process import GateProcess
 from services.monitor.numbers import METRICS as NUMBERS
 from services.monitor.numbers import numbers
@@ -108,6 +108,7 @@ async def serve(settings: MonitorSettings, probe: Probe) -> None:
     tasks = [loop.run, loop.tidy, probing.run]
     if settings.gated:
         gate = GateProcess(settings.ring_root, settings.gate_margin_us, end_overruns=settings.gate_overrun == "end")
-        await gate.begin()
+        for told in await gate.begin():
+            core.handle(GateSaid(told, SystemClock().wall_us()), 0)
         tasks.append(gate.run)
     await run(service, core, settings, slow={Wake: loop.wake, Forget: loop.forget}, tasks=tasks)
