@@ -9,6 +9,7 @@ are.
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import signal
@@ -35,6 +36,7 @@ REASONS: Final = {
 }
 """Codes of NVML in our words; any other is ``nvml_error_<number>``."""
 
+NOT_AVAILABLE: Final = pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
 NO_DEVICES: Final = "no_devices"
 """The driver answers and has none: their files are not here, rather than a machine without GPUs."""
 
@@ -155,27 +157,65 @@ def _memory(handle: Any) -> dict[str, int | None]:
 def _processes(handle: Any) -> list[tuple[int, int | None]]:
     """Pid and bytes of each process with a context, computing or drawing; None where its memory is not told."""
     found: dict[int, int | None] = {}
-    for kind in ("Compute", "Graphics"):
+    for kind in LISTS:
         try:
             listed = _listed(kind, handle)
         except pynvml.NVMLError as error:
             if kind == "Compute" or error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
                 raise
             continue  # cards that draw nothing need not have this list
-        found |= {process.pid: process.usedGpuMemory for process in listed if process.pid not in found}
+        found |= {process.pid: _told(process.usedGpuMemory) for process in listed if process.pid not in found}
     return list(found.items())
 
 
+def _told(held: int | None) -> int | None:
+    """What a process holds; NVML's number for *not available* is none."""
+    return None if held == NOT_AVAILABLE else held
+
+
 def _listed(kind: str, handle: Any) -> list[Any]:
-    """The newest list that this driver has: the binding knows the layout of each by its version."""
-    try:
-        newest: list[Any] = getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses_v3")(handle)
-    except pynvml.NVMLError as error:
-        if error.value != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
-            raise
-        older: list[Any] = getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses_v2")(handle)
-        return older
-    return newest
+    """The newest list that this driver has, which is remembered; each version has its own layout."""
+    versions = LISTS[kind]
+    while True:
+        try:
+            return list(versions[0](handle))
+        except pynvml.NVMLError as error:
+            if error.value != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND or len(versions) == 1:
+                raise
+            versions.pop(0)
+
+
+class _ProcessV1(ctypes.Structure):
+    """An entry of the list of drivers before R510, which the binding does not read any more."""
+
+    _fields_ = (("pid", ctypes.c_uint), ("usedGpuMemory", ctypes.c_ulonglong))
+
+
+def _first_version(name: str, handle: Any) -> list[Any]:
+    call = getattr(pynvml.nvmlLib, name, None)
+    if call is None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    room = ctypes.c_uint(0)
+    entries = (_ProcessV1 * 0)()
+    code = call(handle, ctypes.byref(room), None)
+    if code == pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+        room.value = room.value * 2 + 5  # others may start meanwhile
+        entries = (_ProcessV1 * room.value)()
+        code = call(handle, ctypes.byref(room), entries)
+    if code != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(code)
+    return list(entries[: room.value])
+
+
+LISTS: Final[dict[str, list[Callable[[Any], Any]]]] = {
+    kind: [
+        getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses_v3"),
+        getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses_v2"),
+        functools.partial(_first_version, f"nvmlDeviceGet{kind}RunningProcesses"),
+    ]
+    for kind in ("Compute", "Graphics")
+}
+"""Versions of the list of processes, the newest first; those that this driver does not have are taken off."""
 
 
 def _ask(call: Callable[..., Any], *arguments: Any) -> Asked:
