@@ -55,7 +55,7 @@ class FakeDriver:
     def fails(self, *rows: str) -> None:
         """These rows on top of the profile, in place of those of the call before; none: no fault."""
         written = self.control.with_suffix(".new")
-        written.write_text("\n".join([*self._machine, *rows]))
+        written.write_text("\n".join([*self._machine, *rows]), encoding="utf-8", errors="surrogateescape")
         written.replace(self.control)
 
 

@@ -8,6 +8,7 @@
  *           delay MS      first, then the answer of the rows before
  *           hang          until the row is gone
  *           crash
+ *           session N ANSWER    the same in the Nth session of a process only, of those that nvmlInit begins
  * CALL and DEVICE may be patterns (fnmatch); the last row that fits counts, none is NOT_SUPPORTED. Numbers may end in
  * MiB. A process is PID:BYTES, -1 where its memory is not told. Profiles of machines: profiles/. */
 #include <fnmatch.h>
@@ -30,7 +31,7 @@ typedef struct { int gpu, slot; } device; /* slot < 0: the whole GPU */
 typedef struct { char call[64], on[16], answer[1024]; } row;
 
 static row rows[MOST_ROWS];
-static int count;
+static int count, session;
 static device gpus[GPUS], slots[GPUS][SLOTS];
 
 /* Read the rows anew if the file has others than before. */
@@ -56,7 +57,7 @@ static int fits(const char *pattern, const char *name) {
 /* The answer to a call; `missing` is the code where no row has one. */
 static int find(const char *call, const device *d, int missing, const char **answer) {
     char on[16] = "-";
-    int i, hangs, code;
+    int i, hangs, code, used;
     if (d) snprintf(on, sizeof on, d->slot < 0 ? "%d" : "%d.%d", d->gpu, d->slot);
     do {
         load();
@@ -64,6 +65,10 @@ static int find(const char *call, const device *d, int missing, const char **ans
         for (i = count - 1; i >= 0 && !hangs; --i) {
             if (!fits(rows[i].call, call) || !fits(rows[i].on, on)) continue;
             *answer = rows[i].answer;
+            if (sscanf(*answer, "session %d %n", &code, &used) == 1) {
+                if (code != session) continue;
+                *answer += used;
+            }
             if (sscanf(*answer, "error %d", &code) == 1) return code;
             if (strcmp(*answer, "crash") == 0) abort();
             if (sscanf(*answer, "delay %d", &code) == 1) usleep(code * 1000);
@@ -118,6 +123,7 @@ int nvmlInitWithFlags(unsigned flags) {
     (void)flags;
     puts("a driver that prints");
     fflush(stdout);
+    ++session;
     return find("InitWithFlags", NULL, OK, &answer);
 }
 
@@ -230,6 +236,7 @@ int nvmlDeviceGetUtilizationRates(device *d, utilisation *u) {
 
 NUMBER_OF(DeviceGetTemperature, unsigned)
 NUMBER_OF(DeviceGetClockInfo, unsigned)
+NUMBER(DeviceGetFanSpeed, unsigned)
 NUMBER(DeviceGetPowerUsage, unsigned)
 NUMBER(DeviceGetTotalEnergyConsumption, unsigned long long)
 NUMBER(DeviceGetCurrentClocksEventReasons, unsigned long long)
