@@ -143,6 +143,7 @@ class Core:
                 self._snapshot, self._snapshot_us = event.snapshot, now_us
             case ProbeFailed():
                 self._counts[f"probe.{event.reason}"] += 1
+                self._devices.miss()
             case GateSaid():
                 if self._gates is not None and self._gates.take(event.told):
                     return [self._heartbeat(now_us, event.wall_us, draining=False)]
@@ -265,7 +266,7 @@ class Core:
 
     def _heartbeat(self, now_us: int, wall_us: int, *, draining: bool) -> Emit:
         self._heartbeats += 1
-        devices = self._devices.metrics(now_us)
+        devices = self._devices.metrics(now_us, wall_us)
         if self._gates is not None:
             devices = tuple(map(self._gates.judged, devices))
         self.told = NodeMetrics(

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from services.monitor.probes.base import (
     IMPLAUSIBLE,
@@ -36,6 +36,8 @@ _LIMITS: Final = {
     "foreign_cpu_milli": 65_536_000,
 }
 
+_PLAIN: Final = ("foreign_share_micro", "foreign_memory_mib")
+"""Values that are told without their reason: it stands in ``reasons``, as that of memory_mib."""
 _HEALTH_LIMITS: Final = {
     "temperature_celsius": 200,
     "power_mw": 10_000_000,
@@ -45,6 +47,9 @@ _HEALTH_LIMITS: Final = {
     "throttle_reasons": 1 << 32,
     "ecc_uncorrected": 1 << 31,
     "remapped_rows_uncorrectable": 1 << 20,
+    "row_remap_failure": 1,
+    "fan_ratio": 2,  # a fan may turn faster than what it is made for
+    "persistence_mode": 1,
 }
 """The names that are told, and the largest number that each can be: what a driver gives for unknown is far above."""
 
@@ -91,6 +96,9 @@ class _Device:
     seen_us: int
     fault: str | None
     health: dict[str, Measured]
+    read_us: int
+    missed: bool
+    """Whether a cycle has passed since then that did not read it."""
     good: int = 0
 
 
@@ -113,11 +121,17 @@ class Devices:
             self._see(reading, now_us)
         for uuid in self._known.keys() - seen:
             self._known[uuid].fault, self._known[uuid].good = LOST, 0
+            self._known[uuid].missed = True
 
-    def metrics(self, now_us: int) -> tuple[DeviceMetrics, ...]:
+    def miss(self) -> None:
+        """A probe's cycle gave nothing."""
+        for device in self._known.values():
+            device.missed = True
+
+    def metrics(self, now_us: int, wall_us: int) -> tuple[DeviceMetrics, ...]:
         """Every device as it may be told now, in the order of their indices."""
         known = sorted(self._known.values(), key=lambda device: (device.reading.index, device.reading.uuid))
-        return tuple(self._tell(device, now_us) for device in known)
+        return tuple(self._tell(device, now_us, wall_us) for device in known)
 
     def check(self) -> None:
         """Assert that nothing unknown is told as a number and that an ill device says why."""
@@ -129,11 +143,16 @@ class Devices:
         values, health = self._values(reading), self._health(reading)
         device = self._known.get(reading.uuid)
         if device is None:
-            self._known[reading.uuid] = _Device(reading, values, now_us, reading.fault, health)
+            self._known[reading.uuid] = _Device(
+                reading, values, now_us, reading.fault, health, now_us, not reading.read
+            )
             return
         if device.fault is None and self._stale(device, now_us):
             device.fault, device.good = STALE, 0
         device.reading, device.values, device.health, device.seen_us = reading, values, health, now_us
+        device.missed = not reading.read
+        if reading.read:
+            device.read_us = now_us
         self._judge(device)
 
     def _judge(self, device: _Device) -> None:
@@ -163,11 +182,12 @@ class Devices:
     def _stale(self, device: _Device, now_us: int) -> bool:
         return now_us - device.seen_us > self._stale_after_us
 
-    def _tell(self, device: _Device, now_us: int) -> DeviceMetrics:
+    def _tell(self, device: _Device, now_us: int, wall_us: int) -> DeviceMetrics:
         """Capacity is a fact that stays; everything that moves is unknown once it is old or its device is gone."""
         gone = device.fault if device.fault == LOST else STALE if self._stale(device, now_us) else None
         moving = {k: Measured(value=None, reason=gone) if gone else v for k, v in device.values.items()}
         reading, fault = device.reading, device.fault or gone
+        plain = {"memory_mib": device.values["memory_mib"], **{name: moving[name] for name in _PLAIN}}
         return DeviceMetrics(
             uuid=reading.uuid,
             index=reading.index,
@@ -184,4 +204,17 @@ class Devices:
             foreign_share_micro=whole(moving["foreign_share_micro"]),
             foreign_memory_mib=whole(moving["foreign_memory_mib"]),
             health={k: Measured(value=None, reason=gone) if gone else v for k, v in device.health.items()},
+            reasons={name: value.reason for name, value in plain.items() if value.reason},
+            **_read(device, now_us, wall_us),
         )
+
+
+def _read(device: _Device, now_us: int, wall_us: int) -> dict[str, Any]:
+    """Where the values come from and when, as far as there is something to say."""
+    age_us, reading = now_us - device.read_us, device.reading
+    said = {
+        "source": reading.source,
+        "sources": dict(reading.sources) or None,
+        "stale_since_us": wall_us - age_us if device.missed else None,
+    }
+    return {"age_us": age_us, **{name: value for name, value in said.items() if value is not None}}

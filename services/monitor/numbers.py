@@ -150,6 +150,6 @@ def _known(message: Message, field: str) -> float | None:
     return found.value if isinstance(found, Measured) else found
 
 
-def _why(message: Message, field: str) -> str | None:
-    found: Measured | float | None = getattr(message, field)
-    return found.reason if isinstance(found, Measured) else None
+def _why(device: DeviceMetrics, field: str) -> str | None:
+    found: Measured | float | None = getattr(device, field)
+    return found.reason if isinstance(found, Measured) else device.reasons.get(field)

@@ -46,7 +46,8 @@ def make_probe(settings: MonitorSettings) -> Probe:
         return FakeProbe(settings.node, settings.fake_devices, capacity, settings.fake_control)
     if settings.probe == "nvml":
         host = CpuProbe(settings.ring_root, {core: CoreSettings() for core in usable_cores()})
-        return GpuProbe(host, _driver(settings), _gpu_sharing(settings))
+        sharing = GpuSharing(settings.regime, settings.nvml_regimes, settings.slice_us, settings.switch_us)
+        return GpuProbe(host, _driver(settings), sharing, host_pids=settings.nvml_host_pids)
     return CpuProbe(settings.ring_root, {core: core_settings(settings, core) for core in usable_cores()})
 
 
@@ -57,10 +58,6 @@ def _driver(settings: MonitorSettings) -> NvmlProcess:
         first_deadline_s=settings.nvml_start_us / 1_000_000,
         pause_s=settings.nvml_retry_us / 1_000_000,
     )
-
-
-def _gpu_sharing(settings: MonitorSettings) -> GpuSharing:
-    return GpuSharing(settings.regime, settings.nvml_regimes, settings.slice_us, settings.switch_us)
 
 
 def core_settings(settings: MonitorSettings, core: int) -> CoreSettings:

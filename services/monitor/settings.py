@@ -67,6 +67,8 @@ class MonitorSettings(ServiceSettings):
 
     nvml_regimes: dict[str, Regime] = Field(default_factory=dict)
     """The regime of single GPUs, by their uuid: indices change."""
+    nvml_host_pids: bool | None = None
+    """Whether the monitor sees the machine's pids, of which the driver speaks. Not given, it is found out."""
     nvml_deadline_us: int = Field(default=1_500_000, ge=10_000)
     """How long NVIDIA's driver may take in a cycle before its process is killed; below ``probe_deadline_us``."""
     nvml_start_us: int = Field(default=60_000_000, ge=10_000)

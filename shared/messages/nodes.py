@@ -54,6 +54,16 @@ class DeviceMetrics(Device):
     memory_used_mib: Measured
     health: dict[str, Measured] = Field(default_factory=dict)
     """Further values by name, units in the names: docs/gpus.md lists them. Empty where the probe has none."""
+    reasons: dict[str, str] = Field(default_factory=dict)
+    """Why memory_mib, foreign_share_micro or foreign_memory_mib is unknown, by its name."""
+    source: str | None = None
+    """Where the values come from, such as nvml."""
+    sources: dict[str, str] = Field(default_factory=dict)
+    """The same for single values, by name, that come from elsewhere."""
+    age_us: int | None = None
+    """Time since the device was read last."""
+    stale_since_us: int | None = None
+    """When it was read last, by the wall clock: said once a cycle has passed without a reading of it."""
 
 
 class GpuUse(Message):

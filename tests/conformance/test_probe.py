@@ -42,7 +42,7 @@ def probe(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Probe]:
             for name, value in FakeDriver(build_fake_nvml(tmp_path), tmp_path / "profile").environment.items():
                 patch.setenv(name, value)
             driver = NvmlProcess(DEADLINE_S, DEADLINE_S, 0.001)
-            yield GpuProbe(cores, driver, GpuSharing())
+            yield GpuProbe(cores, driver, GpuSharing(), host_pids=True)
             driver.restart()
 
 

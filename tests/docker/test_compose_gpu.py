@@ -115,7 +115,7 @@ async def test_with_a_driver_a_container_gets_the_gpu_on_which_it_was_placed(
 
 def _with(driver: object, folder: Path) -> Path:
     """A second file that gives the monitor the library, as NVIDIA's runtime would."""
-    environment = driver.environment  # type: ignore[attr-defined]
+    environment = driver.environment | {"LAXITY_MONITOR_NVML_HOST_PIDS": "true"}  # type: ignore[attr-defined]
     service = {"environment": environment, "volumes": [f"{folder}:{folder}:ro"]}
     path = folder / "driver.json"
     path.write_text(json.dumps({"services": {"monitor-gpu-1": service}}))

@@ -1,14 +1,16 @@
-"""Builds a driver library without a GPU; what it answers stands in fake_nvml.c and in a file that steers it."""
+"""Builds a driver library without a GPU; what it answers are rows in a file: those of a profile, and more on top."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
+PROFILES = Path(__file__).with_name("profiles")
 
 
 def build_fake_nvml(folder: Path) -> Path:
@@ -25,6 +27,15 @@ def build_fake_nvml(folder: Path) -> Path:
     return library
 
 
+def rows_of(profile: Path) -> list[str]:
+    """The rows of a profile; in place of ``from NAME`` those of the one of that name beside it."""
+    rows: list[str] = []
+    for line in profile.read_text(encoding="utf-8").splitlines():
+        word, _, name = line.partition(" ")
+        rows += rows_of(profile.with_name(name)) if word == "from" else [line] if line[:1] not in ("", "#") else []
+    return rows
+
+
 class FakeDriver:
     """The library and the file that steers it, and what a process needs in its environment to find both."""
 
@@ -35,7 +46,35 @@ class FakeDriver:
 
     def plays(self, profile: str, *processes: tuple[int, int, int]) -> None:
         """From now on, also in what runs already. ``processes``: GPU, pid and MiB, or -1 where that is not told."""
-        lines = [profile, *(" ".join(map(str, process)) for process in processes)]
+        self._machine = rows_of(PROFILES / profile)
+        for gpu in sorted({gpu for gpu, _, _ in processes}):
+            held = [(pid, mib) for on, pid, mib in processes if on == gpu]
+            self._machine += _held(self._machine, str(gpu), held)
+        self.fails()
+
+    def fails(self, *rows: str) -> None:
+        """These rows on top of the profile, in place of those of the call before; none: no fault."""
         written = self.control.with_suffix(".new")
-        written.write_text("\n".join(lines))
+        written.write_text("\n".join([*self._machine, *rows]), encoding="utf-8", errors="surrogateescape")
         written.replace(self.control)
+
+
+def _held(machine: list[str], gpu: str, processes: list[tuple[int, int]]) -> list[str]:
+    """Rows for processes that hold memory of a GPU, and for its memory, of which they use so much."""
+    listed = [f"{pid}:{-1 if mib < 0 else mib << 20}" for pid, mib in processes]
+    rows = [f"DeviceGetComputeRunningProcesses{version} {gpu} {' '.join(listed)}" for version in ("", "_v2", "_v3")]
+    sum_mib = sum(max(0, mib) for _, mib in processes)
+    for name in ("DeviceGetMemoryInfo", "DeviceGetMemoryInfo_v2"):
+        *_, answer = [row.split()[2:] for row in machine if _about(row, name, gpu)]
+        if answer[0].endswith("MiB"):
+            *others, free, used = (int(number.removesuffix("MiB")) for number in answer)
+            numbers = [*others, free - sum_mib, used + sum_mib]
+            rows.append(f"{name} {gpu} {' '.join(f'{number}MiB' for number in numbers)}")
+    # a driver that refuses a version of a list refuses it also where somebody is on it
+    refused = [row for row in machine if "RunningProcesses" in row and " error " in row]
+    return rows + refused
+
+
+def _about(row: str, call: str, device: str) -> bool:
+    pattern, on, _ = row.split(maxsplit=2)
+    return fnmatchcase(call, pattern) and fnmatchcase(device, on)

@@ -1,198 +1,263 @@
-/* A libnvidia-ml.so.1 without a GPU: the functions that the monitor's probe calls, with the answers of known machines.
+/* A libnvidia-ml.so.1 without a GPU. What it answers stands in the file that $FAKE_NVML names, read at every call.
  *
- * $FAKE_NVML names a file, read at every call: its first word is the profile, after it lines "GPU PID MIB" for the
- * processes that hold memory, -1 where it is not told. Profiles: h100, h200-mig, geforce, gb10, gb10-zero, no-memory,
- * old, hidden, lost, gone, unreachable, no-permission, exclusive, prohibited, garbage, hung, slow, crash, mismatch,
- * notloaded, empty. */
+ * Each line is a row: CALL DEVICE ANSWER.
+ *   CALL    the function without "nvml", with ":ARGUMENT" where it has one that chooses: DeviceGetClockInfo:1
+ *   DEVICE  0 for a GPU, 0.3 for the MIG device in its slot 3, - where a function has none
+ *   ANSWER  what the function hands over, in the order of its arguments or fields, or
+ *           error CODE    NVML's number; 13 is what a function answers that the driver does not have
+ *           delay MS      first, then the answer of the rows before
+ *           hang          until the row is gone
+ *           crash
+ *           session N ANSWER    the same in the Nth session of a process only, of those that nvmlInit begins
+ * CALL and DEVICE may be patterns (fnmatch); the last row that fits counts, none is NOT_SUPPORTED. Numbers may end in
+ * MiB. A process is PID:BYTES, -1 where its memory is not told. Profiles of machines: profiles/. */
+#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #define OK 0
+#define INVALID_ARGUMENT 2
 #define NOT_SUPPORTED 3
-#define NO_PERMISSION 4
 #define NOT_FOUND 6
 #define INSUFFICIENT_SIZE 7
-#define DRIVER_NOT_LOADED 9
-#define FUNCTION_NOT_FOUND 13
-#define GPU_IS_LOST 15
-#define MISMATCH 18
-#define UNKNOWN 999
-#define MIB (1ULL << 20)
-#define SLOTS 7
+#define VERSION_MISMATCH 25
+#define MOST_ROWS 2048
+#define GPUS 16
+#define SLOTS 8
 
 typedef struct { int gpu, slot; } device; /* slot < 0: the whole GPU */
-typedef struct { unsigned long long total, free, used; } memory_v1;
-typedef struct { unsigned version; unsigned long long total, reserved, free, used; } memory_v2;
-typedef struct { unsigned pid; unsigned long long memory; unsigned gpu_instance, compute_instance; } process;
-typedef struct { unsigned gpu, memory; } utilisation;
+typedef struct { char call[64], on[16], answer[1024]; } row;
 
-static device gpus[2] = {{0, -1}, {1, -1}};
-static device slots[2][SLOTS];
+static row rows[MOST_ROWS];
+static int count, session;
+static device gpus[GPUS], slots[GPUS][SLOTS];
 
-static void control(char *profile, process *held, int gpu, unsigned *count) {
+/* Read the rows anew if the file has others than before. */
+static void load(void) {
+    static char now[1 << 17], before[1 << 17];
     FILE *file = getenv("FAKE_NVML") ? fopen(getenv("FAKE_NVML"), "r") : NULL;
-    int on, pid;
-    long long mib;
-    strcpy(profile, "h100");
-    if (count) *count = 0;
-    if (!file) return;
-    if (fscanf(file, "%31s", profile) != 1) strcpy(profile, "h100");
-    while (count && fscanf(file, "%d %d %lld", &on, &pid, &mib) == 3)
-        if (on == gpu && *count < 16) {
-            held[*count].pid = pid;
-            held[*count].memory = mib < 0 ? ~0ULL : mib * MIB;
-            held[*count].gpu_instance = held[*count].compute_instance = -1;
-            ++*count;
+    size_t size = file ? fread(now, 1, sizeof now - 1, file) : 0;
+    char *line, *rest = before;
+    if (file) fclose(file);
+    now[size] = 0;
+    if (strcmp(now, before) == 0) return;
+    strcpy(before, now);
+    rest = now;
+    for (count = 0; count < MOST_ROWS && (line = strsep(&rest, "\n"));)
+        if (*line != '#' && sscanf(line, "%63s %15s %1023[^\n]", rows[count].call, rows[count].on, rows[count].answer) == 3)
+            ++count;
+}
+
+static int fits(const char *pattern, const char *name) {
+    return strcmp(pattern, name) == 0 || (strpbrk(pattern, "*?[") && fnmatch(pattern, name, 0) == 0);
+}
+
+/* The answer to a call; `missing` is the code where no row has one. */
+static int find(const char *call, const device *d, int missing, const char **answer) {
+    char on[16] = "-";
+    int i, hangs, code, used;
+    if (d) snprintf(on, sizeof on, d->slot < 0 ? "%d" : "%d.%d", d->gpu, d->slot);
+    do {
+        load();
+        hangs = 0;
+        for (i = count - 1; i >= 0 && !hangs; --i) {
+            if (!fits(rows[i].call, call) || !fits(rows[i].on, on)) continue;
+            *answer = rows[i].answer;
+            if (sscanf(*answer, "session %d %n", &code, &used) == 1) {
+                if (code != session) continue;
+                *answer += used;
+            }
+            if (sscanf(*answer, "error %d", &code) == 1) return code;
+            if (strcmp(*answer, "crash") == 0) abort();
+            if (sscanf(*answer, "delay %d", &code) == 1) usleep(code * 1000);
+            else if (strcmp(*answer, "hang") == 0) hangs = 1;
+            else return OK;
         }
-    fclose(file);
+        if (hangs) usleep(5000);
+    } while (hangs);
+    *answer = "";
+    return missing;
 }
 
-static int is(const char *wanted) {
-    char profile[32];
-    control(profile, NULL, 0, NULL);
-    return strcmp(profile, wanted) == 0;
+/* The next number of an answer. */
+static unsigned long long next(const char **answer) {
+    char *end;
+    unsigned long long value = strtoull(*answer, &end, 10);
+    if (strncmp(end, "MiB", 3) == 0) value <<= 20, end += 3;
+    *answer = end;
+    return value;
 }
 
-static int one(void) { return is("geforce") || is("gb10") || is("gb10-zero"); }
-static int lost(device *d) { return is("lost") && d->gpu == 1; }
+/* Functions with one number, with one that an argument chooses, and with a text. */
+#define NUMBER(name, type) \
+    int nvml##name(device *d, type *value) { \
+        const char *answer; \
+        int code = find(#name, d, NOT_SUPPORTED, &answer); \
+        if (code == OK) *value = next(&answer); \
+        return code; \
+    }
+#define NUMBER_OF(name, type) \
+    int nvml##name(device *d, int which, type *value) { \
+        const char *answer; \
+        char call[64]; \
+        int code; \
+        snprintf(call, sizeof call, #name ":%d", which); \
+        code = find(call, d, NOT_SUPPORTED, &answer); \
+        if (code == OK) *value = next(&answer); \
+        return code; \
+    }
+#define TEXT(name) \
+    int nvml##name(device *d, char *text, unsigned size) { \
+        const char *answer; \
+        int code = find(#name, d, NOT_SUPPORTED, &answer); \
+        if (code == OK) snprintf(text, size, "%s", answer); \
+        return code; \
+    }
+
+/* --- the driver as a whole --- */
 
 int nvmlInitWithFlags(unsigned flags) {
+    const char *answer;
     (void)flags;
-    if (is("slow")) usleep(400000);
     puts("a driver that prints");
     fflush(stdout);
-    return is("mismatch") ? MISMATCH : is("notloaded") ? DRIVER_NOT_LOADED : OK;
+    ++session;
+    return find("InitWithFlags", NULL, OK, &answer);
 }
 
-int nvmlDeviceGetCount_v2(unsigned *count) {
-    *count = is("empty") ? 0 : one() ? 1 : 2;
-    return OK;
-}
+int nvmlShutdown(void) { return OK; }
 
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, device **found) {
-    *found = &gpus[index];
-    return is("gone") && index == 1 ? GPU_IS_LOST : OK;
-}
-
-int nvmlDeviceGetUUID(device *d, char *uuid, unsigned size) {
-    if (d->slot < 0) snprintf(uuid, size, "GPU-fake0000-0000-0000-0000-00000000000%d", d->gpu);
-    else snprintf(uuid, size, "MIG-fake0000-0000-0000-000%d-00000000000%d", d->gpu, d->slot);
-    return OK;
-}
-
-int nvmlDeviceGetName(device *d, char *name, unsigned size) {
-    const char *model = is("geforce") ? "NVIDIA GeForce RTX 4080 SUPER" : one() ? "NVIDIA GB10"
-                        : is("h200-mig") ? "NVIDIA H200" : "NVIDIA H100 80GB HBM3";
-    snprintf(name, size, d->slot < 0 ? "%s" : "%s MIG 1g.18gb", model);
-    return OK;
-}
-
-static int memory(device *d, memory_v2 *m) {
-    unsigned long long total = d->slot >= 0 ? 16384 : is("h200-mig") ? 143771 : is("geforce") ? 16376 : 81559;
-    unsigned long long reserved = d->slot >= 0 ? 0 : is("h200-mig") ? 614 : is("geforce") ? 300 : 551, used = 4;
-    process held[16];
-    char profile[32];
-    unsigned count;
-    while (is("hung")) usleep(5000);
-    if (is("crash")) abort();
-    if (lost(d)) return GPU_IS_LOST;
-    if (is("unreachable") && d->gpu == 1) return UNKNOWN;
-    if (is("gb10") || is("no-memory")) return NOT_SUPPORTED;
-    control(profile, held, d->gpu, &count);
-    while (count--) used += held[count].memory == ~0ULL ? 0 : held[count].memory / MIB;
-    if (is("hidden")) used += 5000;
-    if (is("gb10-zero")) total = reserved = used = 0;
-    m->total = total * MIB, m->reserved = reserved * MIB, m->used = used * MIB;
-    m->free = m->total - m->reserved - m->used;
-    return OK;
-}
-
-int nvmlDeviceGetMemoryInfo_v2(device *d, memory_v2 *m) {
-    if (m->version != 0x2000028) return 25;
-    return is("old") ? FUNCTION_NOT_FOUND : memory(d, m);
-}
-
-int nvmlDeviceGetMemoryInfo(device *d, memory_v1 *m) {
-    memory_v2 told = {0};
-    int code = memory(d, &told);
-    m->total = told.total, m->free = told.free, m->used = told.used + told.reserved;
+int nvmlSystemGetDriverVersion(char *text, unsigned size) {
+    const char *answer;
+    int code = find("SystemGetDriverVersion", NULL, NOT_SUPPORTED, &answer);
+    if (code == OK) snprintf(text, size, "%s", answer);
     return code;
 }
 
-int nvmlDeviceGetUtilizationRates(device *d, utilisation *u) {
-    if (lost(d)) return GPU_IS_LOST;
-    if (d->slot >= 0 || is("geforce") || is("h200-mig")) return NOT_SUPPORTED;
-    u->gpu = is("garbage") && d->gpu == 1 ? 4294967295u : 25, u->memory = 10;
-    return OK;
+int nvmlDeviceGetCount_v2(unsigned *found) {
+    const char *answer;
+    int code = find("DeviceGetCount_v2", NULL, OK, &answer);
+    *found = next(&answer);
+    return code;
 }
 
-int nvmlDeviceGetTemperature(device *d, int sensor, unsigned *celsius) {
-    (void)sensor;
-    *celsius = 41;
-    return lost(d) ? GPU_IS_LOST : d->slot >= 0 ? NOT_SUPPORTED : OK;
+/* --- one GPU, one MIG device --- */
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, device **found) {
+    const char *answer;
+    if (index >= GPUS) return INVALID_ARGUMENT;
+    gpus[index] = (device){index, -1};
+    *found = &gpus[index];
+    return find("DeviceGetHandleByIndex_v2", *found, OK, &answer);
 }
 
-int nvmlDeviceGetPowerUsage(device *d, unsigned *mw) {
-    *mw = is("garbage") && d->gpu == 1 ? 4294967295u : 118000;
-    return lost(d) ? GPU_IS_LOST : d->slot >= 0 ? NOT_SUPPORTED : OK;
-}
+TEXT(DeviceGetUUID)
+TEXT(DeviceGetName)
+NUMBER(DeviceGetComputeMode, int)
+NUMBER(DeviceGetPersistenceMode, int)
+NUMBER(DeviceGetMaxMigDeviceCount, unsigned)
 
-/* Only the older of the two names is there, and nothing else of a card's health. */
-int nvmlDeviceGetCurrentClocksThrottleReasons(device *d, unsigned long long *reasons) {
-    *reasons = 4;
-    return lost(d) ? GPU_IS_LOST : OK;
-}
-
-int nvmlDeviceGetComputeMode(device *d, int *mode) {
-    *mode = is("prohibited") && d->gpu == 1 ? 2 : is("exclusive") && d->gpu == 1 ? 3 : 0;
-    return OK;
-}
-
-/* The second H200 is not split; of the first one two slots hold a device. */
 int nvmlDeviceGetMigMode(device *d, unsigned *current, unsigned *pending) {
-    if (one()) return NOT_SUPPORTED;
-    *current = *pending = (is("h200-mig") || is("no-permission")) && d->gpu == 0;
-    return OK;
+    const char *answer;
+    int code = find("DeviceGetMigMode", d, NOT_SUPPORTED, &answer);
+    if (code == OK) *current = next(&answer), *pending = next(&answer);
+    return code;
 }
 
-int nvmlDeviceGetMaxMigDeviceCount(device *d, unsigned *count) {
-    (void)d;
-    *count = SLOTS;
-    return OK;
-}
-
+/* A slot that no row mentions is empty. */
 int nvmlDeviceGetMigDeviceHandleByIndex(device *d, unsigned index, device **found) {
-    if (is("no-permission")) return NO_PERMISSION;
-    if (index != 0 && index != 3) return NOT_FOUND;
-    slots[d->gpu][index].gpu = d->gpu, slots[d->gpu][index].slot = index;
+    const char *answer;
+    if (index >= SLOTS) return INVALID_ARGUMENT;
+    slots[d->gpu][index] = (device){d->gpu, index};
     *found = &slots[d->gpu][index];
-    return OK;
+    return find("DeviceGetMigDeviceHandleByIndex", *found, NOT_FOUND, &answer);
 }
 
-static int processes(device *d, unsigned *room, process *list) {
-    process held[16];
-    char profile[32];
-    unsigned count;
-    if (lost(d)) return GPU_IS_LOST;
-    control(profile, held, d->gpu, &count);
-    if (count == 0) return *room = 0, OK;
-    if (list == NULL || *room < count) return *room = count, INSUFFICIENT_SIZE;
-    memcpy(list, held, count * sizeof *held);
-    return *room = count, OK;
+/* --- its memory and who holds it --- */
+
+typedef struct { unsigned long long total, free, used; } memory_v1;
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } memory_v2;
+typedef struct { unsigned pid; unsigned long long memory; } process_v1;
+typedef struct { unsigned pid; unsigned long long memory; unsigned gpu_instance, compute_instance; } process;
+
+int nvmlDeviceGetMemoryInfo(device *d, memory_v1 *m) {
+    const char *answer;
+    int code = find("DeviceGetMemoryInfo", d, NOT_SUPPORTED, &answer);
+    if (code == OK) m->total = next(&answer), m->free = next(&answer), m->used = next(&answer);
+    return code;
 }
 
-int nvmlDeviceGetComputeRunningProcesses_v3(device *d, unsigned *room, process *list) {
-    return is("old") ? FUNCTION_NOT_FOUND : processes(d, room, list);
+int nvmlDeviceGetMemoryInfo_v2(device *d, memory_v2 *m) {
+    const char *answer;
+    int code = find("DeviceGetMemoryInfo_v2", d, NOT_SUPPORTED, &answer);
+    if (m->version != 0x2000028) return VERSION_MISMATCH;
+    if (code == OK)
+        m->total = next(&answer), m->reserved = next(&answer), m->free = next(&answer), m->used = next(&answer);
+    return code;
 }
 
-int nvmlDeviceGetComputeRunningProcesses_v2(device *d, unsigned *room, process *list) {
-    return processes(d, room, list);
+/* All versions of the list; the first one has smaller entries. As the driver: without room only how many there are. */
+static int processes(const char *call, device *d, unsigned *room, void *list, int version) {
+    const char *answer, *at;
+    unsigned found = 0, pid;
+    long long bytes;
+    int used, code = find(call, d, OK, &answer);
+    if (code != OK) return *room = 0, code;
+    for (at = answer; sscanf(at, " %u:%lld%n", &pid, &bytes, &used) == 2; at += used, ++found)
+        if (list && found < *room) {
+            if (version == 1) ((process_v1 *)list)[found] = (process_v1){pid, bytes};
+            else ((process *)list)[found] = (process){pid, bytes, -1, -1};
+        }
+    code = found && (!list || *room < found) ? INSUFFICIENT_SIZE : OK;
+    return *room = found, code;
+}
+#define PROCESSES(name, version) \
+    int nvml##name(device *d, unsigned *room, void *list) { return processes(#name, d, room, list, version); }
+
+PROCESSES(DeviceGetComputeRunningProcesses, 1)
+PROCESSES(DeviceGetComputeRunningProcesses_v2, 2)
+PROCESSES(DeviceGetComputeRunningProcesses_v3, 3)
+PROCESSES(DeviceGetGraphicsRunningProcesses, 1)
+PROCESSES(DeviceGetGraphicsRunningProcesses_v2, 2)
+PROCESSES(DeviceGetGraphicsRunningProcesses_v3, 3)
+
+/* --- how it is --- */
+
+typedef struct { unsigned gpu, memory; } utilisation;
+
+int nvmlDeviceGetUtilizationRates(device *d, utilisation *u) {
+    const char *answer;
+    int code = find("DeviceGetUtilizationRates", d, NOT_SUPPORTED, &answer);
+    if (code == OK) u->gpu = next(&answer), u->memory = next(&answer);
+    return code;
 }
 
-int nvmlDeviceGetGraphicsRunningProcesses_v3(device *d, unsigned *room, process *list) {
-    (void)list;
-    *room = 0;
-    return d->slot >= 0 ? NOT_SUPPORTED : OK;
+NUMBER_OF(DeviceGetTemperature, unsigned)
+NUMBER_OF(DeviceGetClockInfo, unsigned)
+NUMBER(DeviceGetFanSpeed, unsigned)
+NUMBER(DeviceGetPowerUsage, unsigned)
+NUMBER(DeviceGetTotalEnergyConsumption, unsigned long long)
+NUMBER(DeviceGetCurrentClocksEventReasons, unsigned long long)
+NUMBER(DeviceGetCurrentClocksThrottleReasons, unsigned long long)
+
+int nvmlDeviceGetTotalEccErrors(device *d, int kind, int since, unsigned long long *errors) {
+    const char *answer;
+    char call[64];
+    int code;
+    snprintf(call, sizeof call, "DeviceGetTotalEccErrors:%d:%d", kind, since);
+    code = find(call, d, NOT_SUPPORTED, &answer);
+    if (code == OK) *errors = next(&answer);
+    return code;
+}
+
+int nvmlDeviceGetRemappedRows(device *d, unsigned *correctable, unsigned *uncorrectable, unsigned *pending,
+                              unsigned *failure) {
+    const char *answer;
+    int code = find("DeviceGetRemappedRows", d, NOT_SUPPORTED, &answer);
+    if (code == OK)
+        *correctable = next(&answer), *uncorrectable = next(&answer), *pending = next(&answer),
+        *failure = next(&answer);
+    return code;
 }

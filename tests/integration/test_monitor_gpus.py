@@ -37,6 +37,7 @@ def monitor(nats_url: str, tmp_path: Path, driver: FakeDriver) -> Iterator[Servi
         "LAXITY_MONITOR_PROBE": "nvml",
         "LAXITY_MONITOR_NVML_DEADLINE_US": "300000",
         "LAXITY_MONITOR_NVML_RETRY_US": "1000",
+        "LAXITY_MONITOR_NVML_HOST_PIDS": "true",  # this driver has the pids that the tests give it
         "LAXITY_MONITOR_PERIOD_US": "100000",
         **driver.environment,
     }

@@ -2,137 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import pytest
-import structlog
-from structlog.testing import LogCapture
 
-from services.monitor.core import Core, Probed
 from services.monitor.probes import proc as procfs
-from services.monitor.probes.base import Capacity, ContainerReading, DeviceReading, Reading, Snapshot
-from services.monitor.probes.gpu import GpuProbe, GpuSharing
-from services.monitor.probes.nvml_process import NvmlProcess
-from shared.effects import Tick
-from shared.messages import NodeMetrics, Regime
-from tests.fake_nvml.build import FakeDriver, build_fake_nvml
-
-GPU0, GPU1 = (f"GPU-fake0000-0000-0000-0000-00000000000{index}" for index in (0, 1))
-MIG0, MIG3 = (f"MIG-fake0000-0000-0000-0000-00000000000{slot}" for slot in (0, 3))
-OURS, FOREIGN = os.getpid(), os.getppid()
-DEADLINE_S = 20.0
-
-
-@dataclass
-class Host:
-    """The rest of the node: one container, and 700 MiB that nobody of ours uses."""
-
-    pids: tuple[int, ...] = (OURS,)
-    foreign_mib: int = 700
-
-    def capacity(self) -> Capacity:
-        return Capacity(8_000, 32_000)
-
-    def read(self) -> Snapshot:
-        containers = (ContainerReading("c", "q", self.pids),)
-        return Snapshot((), containers, Reading(100), Reading(self.foreign_mib), {"host": 1})
-
-
-@dataclass
-class Node:
-    """A probe, its driver and its last snapshot."""
-
-    driver: FakeDriver
-    process: NvmlProcess
-    sharing: GpuSharing = field(default_factory=GpuSharing)
-    seen: list[Snapshot] = field(default_factory=list)
-    said: LogCapture = field(default_factory=LogCapture)
-
-    def __post_init__(self) -> None:
-        log = structlog.wrap_logger(None, [self.said], structlog.make_filtering_bound_logger("info"))
-        self.probe = GpuProbe(Host(), self.process, self.sharing, log=log)
-
-    def read(self) -> tuple[DeviceReading, ...]:
-        self.seen.append(self.probe.read())
-        return self.seen[-1].devices
-
-    def until(self, wanted: Callable[[tuple[DeviceReading, ...]], bool]) -> tuple[DeviceReading, ...]:
-        """Read again and again: a new process takes its time."""
-        until_s = time.monotonic() + DEADLINE_S
-        while not wanted(self.read()):
-            assert time.monotonic() < until_s, self.seen[-1]
-        return self.seen[-1].devices
-
-    def plays(self, profile: str, *processes: tuple[int, int, int]) -> tuple[DeviceReading, ...]:
-        """What is told once the driver answers."""
-        self.driver.plays(profile, *processes)
-        self.until(lambda _: self.process.ask().failed is None)
-        return self.read()
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return dict(self.seen[-1].counts)
-
-
-@pytest.fixture(scope="module")
-def environment() -> Iterator[pytest.MonkeyPatch]:
-    with pytest.MonkeyPatch.context() as patch:
-        yield patch
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory, environment: pytest.MonkeyPatch) -> FakeDriver:
-    folder = tmp_path_factory.mktemp("driver")
-    made = FakeDriver(build_fake_nvml(folder), folder / "profile")
-    for name, value in made.environment.items():
-        environment.setenv(name, value)
-    return made
-
-
-@pytest.fixture
-def driver(library: FakeDriver) -> FakeDriver:
-    library.plays("h100")
-    return library
-
-
-@pytest.fixture(scope="module")
-def process(library: FakeDriver) -> Iterator[NvmlProcess]:
-    """One for all tests that do not need one of their own: starting one takes longer than all else."""
-    made = NvmlProcess(DEADLINE_S, first_deadline_s=DEADLINE_S, pause_s=0.001)
-    yield made
-    made.restart()
-
-
-@pytest.fixture
-def node(driver: FakeDriver, process: NvmlProcess) -> Node:
-    return Node(driver, process)
-
-
-@pytest.fixture
-def hasty(driver: FakeDriver) -> Iterator[Node]:
-    """One whose driver has little time."""
-    made = NvmlProcess(0.2, first_deadline_s=DEADLINE_S, pause_s=0.001)
-    yield Node(driver, made)
-    made.restart()
-
-
-def told(*snapshots: Snapshot) -> NodeMetrics:
-    core = Core("n1", "start", "boot", Capacity(1000, 1000))
-    for snapshot in snapshots:
-        core.handle(Probed(snapshot), 0)
-    core.check()
-    (emit,) = core.handle(Tick("metrics", 1), 0)
-    assert isinstance(emit.body, NodeMetrics)
-    return emit.body
-
-
-def faults(devices: tuple[DeviceReading, ...]) -> list[str | None]:
-    return [device.fault for device in devices]
+from services.monitor.probes.base import Capacity, Reading
+from services.monitor.probes.gpu import GpuSharing
+from shared.messages import Regime
+from tests.gpu_node import FOREIGN, GPU0, GPU1, MIG0, MIG3, NOBODY, OURS, Node, faults, told
 
 
 def test_a_gpu_is_told_with_what_the_driver_does_not_reserve(node: Node) -> None:
@@ -166,9 +46,12 @@ def test_the_rest_of_the_node_is_as_the_host_has_it(node: Node) -> None:
     )
 
 
-def test_an_old_driver_is_asked_by_its_older_functions(node: Node) -> None:
-    device = node.plays("old", (0, OURS, 1000))[0]
-    assert (81_559, 1555, 0) == (
+@pytest.mark.parametrize("profile, memory", [("r510", (81_008, 1004)), ("old", (81_559, 1555))])
+def test_an_old_driver_is_asked_by_its_older_functions(node: Node, profile: str, memory: tuple[int, int]) -> None:
+    node.process.restart()  # which version is there is remembered
+    device = node.plays(profile, (0, OURS, 1000))[0]
+    node.process.restart()
+    assert (*memory, 0) == (
         device.memory_mib.value,
         device.memory_used_mib.value,
         device.foreign_memory_mib.value,
@@ -180,9 +63,7 @@ def test_M4_the_parts_of_a_split_gpu_are_devices_whose_utilisation_is_unknown(no
     assert [(MIG0, Regime.MIG, 16_384), (MIG3, Regime.MIG, 16_384), (GPU1, Regime.TIME_SLICED, 143_157)] == [
         (device.uuid, device.regime, device.memory_mib.value) for device in devices
     ]
-    assert [Reading(None, "mig_enabled")] * 2 + [Reading(None, "not_supported")] == [
-        device.utilisation_ratio for device in devices
-    ]
+    assert [Reading(None, "mig_enabled")] * 2 + [Reading(0.25)] == [device.utilisation_ratio for device in devices]
     assert [None] * 3 == faults(devices)
 
 
@@ -202,12 +83,12 @@ def test_M17_a_card_without_some_values_is_healthy_and_they_are_unknown(node: No
     (device,) = node.plays("geforce")
     assert (None, Reading(None, "not_supported"), 16_076) == (
         device.fault,
-        device.utilisation_ratio,
+        device.health["remapped_rows_uncorrectable"],
         device.memory_mib.value,
     )
 
 
-@pytest.mark.parametrize("profile", ["gb10", "gb10-zero"])
+@pytest.mark.parametrize("profile", ["gb10", "gb10-zero", "gb10-wrong"])
 def test_M2_memory_that_is_the_machines_is_told_so_whatever_the_driver_answers(node: Node, profile: str) -> None:
     (device,) = node.plays(profile, (0, FOREIGN, 300))
     assert (None, procfs.memory_mib(Path("/proc"))["MemTotal"], 300, 700) == (
@@ -266,8 +147,8 @@ def test_a_gpu_that_takes_one_process_is_exclusive_unless_something_else_is_stat
     assert [Regime.TIME_SLICED, Regime.EXCLUSIVE] == [device.regime for device in node.plays("exclusive")]
 
 
-def test_stated_regimes_are_told_by_uuid(driver: FakeDriver, process: NvmlProcess) -> None:
-    node = Node(driver, process, GpuSharing(Regime.TIME_SLICED, {GPU1: Regime.MPS}, 2_000, 50))
+def test_stated_regimes_are_told_by_uuid(node: Node) -> None:
+    node = Node(node.driver, node.process, GpuSharing(Regime.TIME_SLICED, {GPU1: Regime.MPS}, 2_000, 50))
     assert [(Regime.TIME_SLICED, 2_000, 50), (Regime.MPS, None, None)] == [
         (device.regime, device.slice_us, device.switch_us) for device in node.plays("exclusive")
     ]
@@ -293,7 +174,7 @@ def test_M15_a_number_that_cannot_be_is_rejected_and_the_rest_stays(node: Node) 
         ([(1, FOREIGN, 1000)], Reading(0), Reading(0)),
         ([(0, OURS, 1000), (0, FOREIGN, 500)], Reading(None, "not_told_apart"), Reading(500)),
         ([(0, FOREIGN, -1)], Reading(250_000), Reading(None, "not_supported")),
-        ([(0, OURS, 100), (0, (1 << 22) - 1, 100)], *[Reading(None, "not_told_apart")] * 2),
+        ([(0, OURS, 100), (0, NOBODY, 100)], *[Reading(None, "not_told_apart")] * 2),
     ],
 )
 def test_foreign_use_is_told_where_it_can_be(
@@ -356,7 +237,7 @@ def test_a_driver_that_takes_longer_at_first_is_waited_for(hasty: Node) -> None:
     [
         ("crash", "driver_crashed"),
         ("mismatch", "driver_mismatch"),
-        ("notloaded", "driver_not_loaded"),
+        ("not-loaded", "driver_not_loaded"),
         ("empty", "no_devices"),
     ],
 )
@@ -385,10 +266,8 @@ def test_without_a_driver_there_is_no_device_and_one_line_says_why(
 def test_M17_each_value_of_health_is_a_number_or_says_why_not_and_never_zero(node: Node) -> None:
     node.plays("garbage")
     first, second = (device.health for device in told(node.seen[-1]).devices)
-    assert [(41.0, None), (118_000.0, None), (4.0, None), (None, "not_in_this_driver")] == [
+    assert [(41.0, None), (118_000.0, None), (4.0, None), (81_237_469_120.0, None)] == [
         (first[name].value, first[name].reason)
         for name in ("temperature_celsius", "power_mw", "throttle_reasons", "energy_mj")
     ]
-    assert [(41.0, None), (None, "implausible")] == [
-        (second[name].value, second[name].reason) for name in ("temperature_celsius", "power_mw")
-    ]
+    assert {(None, "implausible")} == {(value.value, value.reason) for value in second.values()}

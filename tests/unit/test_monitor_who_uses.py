@@ -74,6 +74,15 @@ def test_M38_a_process_that_has_ended_is_in_no_container(tmp_path: Path) -> None
     assert {} == Groups(tmp_path).of([(7, 100)], 0.0)
 
 
+def test_M34_the_control_group_names_the_container_and_mount_points_do_not(tmp_path: Path) -> None:
+    place(tmp_path, 7, 100, f"/kubepods/pod{UID}/{A}")
+    (tmp_path / "7/mountinfo").write_text(f"1 0 0:1 /containers/{B}/hostname /etc/hostname rw - ext4 /dev/x rw\n")
+    groups = Groups(tmp_path).of([(7, 100)], 0.0)
+    assert Group(A, None, UID) == groups[7, 100]
+    (tmp_path / "7/cgroup").write_text("0::/\n")  # no reason to look elsewhere
+    assert {} == Groups(tmp_path).of([(7, 100)], 0.0)
+
+
 def test_a_process_that_is_moved_into_its_group_is_found_there_soon(tmp_path: Path) -> None:
     groups = Groups(tmp_path)
     place(tmp_path, 7, 100, "/system.slice/containerd.service")

@@ -6,27 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from services.monitor.probes.reasons import Reason
 from shared.messages import Regime
 
-FIRST_SAMPLE: Final = "first_sample"
-"""A rate needs two samples and there is one so far."""
-NOT_SUPPORTED: Final = "not_supported"
-UNREADABLE: Final = "unreadable"
-"""The system did not give it, or gave what is no number."""
-IMPLAUSIBLE: Final = "implausible"
-"""A number that cannot be; rejected and counted."""
-STALE: Final = "stale"
-"""Older than its age bound."""
-LOST: Final = "lost"
-"""The probe used to see the device and does not any more."""
-RECOVERING: Final = "recovering"
-"""Seen again, but not yet often enough in a row to be trusted."""
-NOT_TOLD_APART: Final = "not_told_apart"
-"""It is used, and how much of that is ours cannot be said."""
-MIG_ENABLED: Final = "mig_enabled"
-"""The GPU is split into MIG devices: it is no device itself, and the driver does not tell this of the parts."""
-UNIFIED_MEMORY: Final = "unified_memory"
-"""The memory is the machine's: what the GPU uses of it cannot be said."""
+FIRST_SAMPLE: Final = Reason.FIRST_SAMPLE
+NOT_SUPPORTED: Final = Reason.NOT_SUPPORTED
+UNREADABLE: Final = Reason.UNREADABLE
+IMPLAUSIBLE: Final = Reason.IMPLAUSIBLE
+STALE: Final = Reason.STALE
+LOST: Final = Reason.LOST
+RECOVERING: Final = Reason.RECOVERING
+NOT_TOLD_APART: Final = Reason.NOT_TOLD_APART
+MIG_ENABLED: Final = Reason.MIG_ENABLED
+UNIFIED_MEMORY: Final = Reason.UNIFIED_MEMORY
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +51,12 @@ class DeviceReading:
     fault: str | None = None
     health: Mapping[str, Reading] = field(default_factory=dict)
     """Further values by name; those that the receiver does not know are left out."""
+    source: str | None = None
+    """Where the values come from."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """The same for single values, by name, that come from elsewhere."""
+    read: bool = True
+    """False: it was not read in this cycle, and only what does not change is told."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from typing import Final
 
 from services.monitor.probes import proc as procfs
 from services.monitor.probes.base import NOT_SUPPORTED, UNREADABLE, ContainerUseReading, Reading
+from services.monitor.probes.reasons import Reason
 
-NO_LIMIT: Final = "no_limit"
-NOT_VISIBLE: Final = "not_visible"
-"""The group lies outside of what the monitor sees: it needs the machine's control groups."""
+NO_LIMIT: Final = Reason.NO_LIMIT
+NOT_VISIBLE: Final = Reason.NOT_VISIBLE
 _KEPT_S: Final = 2.0  # a runtime moves a process into its group moments after a fork
 _UNLIMITED_BYTES: Final = 1 << 60  # version 1 writes the largest multiple of a page for no limit
 _CONTAINER: Final = re.compile(r"(?:(?P<before>.*)[-:])?(?P<id>[0-9a-f]{64})(?:\.scope)?")

@@ -34,6 +34,7 @@ from services.monitor.probes.nvml_process import (
     RawDevice,
     RawGpu,
 )
+from services.monitor.probes.reasons import Reason
 from shared.log import Logger, logger
 from shared.messages import Regime
 
@@ -42,12 +43,32 @@ HIDDEN_MIB: Final = 256
 HIDDEN_WITH_RESERVED_MIB: Final = 2_048
 """The same where the driver counts what it reserves as used, and does not tell how much that is."""
 MAX_PID: Final = 1 << 22
-_ILL: Final = frozenset({"gpu_lost", "reset_required"})
+NVML: Final = "nvml"
+MEMINFO: Final = "/proc/meminfo"
+LOAD: Final = "/sys/class/devfreq/*/device/load"
+"""Where a value comes from."""
+_ILL: Final = frozenset({Reason.GPU_LOST, Reason.RESET_REQUIRED})
 """Reasons that concern the whole device, whatever was asked."""
-_ILL_WITHOUT_MEMORY: Final = frozenset({"driver_error", "driver_timeout"})
+_ILL_WITHOUT_MEMORY: Final = frozenset({Reason.DRIVER_ERROR, Reason.DRIVER_TIMEOUT})
 """The same only where not even the memory is told: a card that fell off the bus may answer this (NVML: unknown)."""
 _INTEGRATED: Final = re.compile(r"\b(GB10|Orin|Thor|Xavier|Tegra)\b", re.IGNORECASE)
 """Chips whose memory is the machine's. By model, since the same chip answers now this, now that (case M2)."""
+_TEGRA: Final = re.compile(r"\b(Orin|Thor|Xavier|Tegra)\b", re.IGNORECASE)
+"""Those whose driver supports next to nothing, and says so, or says success and zero (case M6)."""
+_OF_THE_BOARD: Final = frozenset(
+    {
+        "temperature_celsius",
+        "sm_clock_mhz",
+        "memory_clock_mhz",
+        "throttle_reasons",
+        "ecc_uncorrected",
+        "remapped_rows_uncorrectable",
+        "row_remap_failure",
+        "fan_ratio",
+        "persistence_mode",
+    }
+)
+"""What is as true of a MIG device as of its GPU. Power is not: the devices of one GPU would add up to a multiple."""
 _EXCLUSIVE_THREAD, _PROHIBITED, _EXCLUSIVE_PROCESS = 1, 2, 3  # NVML's compute modes
 
 
@@ -65,7 +86,8 @@ class GpuProbe:
     """GPUs from the driver, all else from ``host``, whose own devices are left out.
 
     A driver that gives nothing at all leaves the devices that were seen before ill with its reason, and the rest of
-    the node as it is. Needs to see the machine's processes: the driver speaks of pids of the machine.
+    the node as it is. Needs to see the machine's processes, since the driver speaks of pids of the machine:
+    ``host_pids`` says whether it does, None that this is to be found out.
     """
 
     def __init__(
@@ -74,13 +96,19 @@ class GpuProbe:
         driver: NvmlProcess,
         sharing: GpuSharing,
         *,
+        host_pids: bool | None = None,
         proc: Path = Path("/proc"),
+        sys: Path = Path("/sys"),
         log: Logger | None = None,
     ) -> None:
         self._host, self._driver, self._sharing, self._proc = host, driver, sharing, proc
+        self._sys = sys
+        self._host_pids = procfs.sees_machine(proc) if host_pids is None else host_pids
+        self._max_pid = procfs.max_pid(proc) or MAX_PID
         self._log = log or logger(service="monitor")
         self._told: dict[str, DeviceReading] = {}
         self._holders: dict[str, Mapping[int, int | None] | str] = {}
+        self._remap_failed: set[str] = set()
         self._counts: Counter[str] = Counter()
         self._state: str | None = ""
 
@@ -131,9 +159,17 @@ class GpuProbe:
             yield self._ill(gpu.uuid.value, MIG_ENABLED)
         for instance in gpu.instances.value or ():
             if isinstance(instance.uuid.value, str) and instance.uuid.value:
-                yield self._device(instance, ours, host)
+                yield self._of_board(gpu, self._device(instance, ours, host))
             else:
                 self._counts[f"nvml.mig.{instance.uuid.reason or UNREADABLE}"] += 1
+
+    def _of_board(self, gpu: RawGpu, device: DeviceReading) -> DeviceReading:
+        """A MIG device with what the driver tells of its GPU only."""
+        board = {name: reading for name, reading in self._health(gpu).items() if name in _OF_THE_BOARD}
+        known = {name: reading for name, reading in board.items() if reading.value is not None}
+        known = {name: reading for name, reading in known.items() if device.health[name].value is None}
+        sources = dict.fromkeys(known, str(gpu.uuid.value))
+        return replace(device, health={**device.health, **known}, sources={**device.sources, **sources})
 
     def _ill(self, uuid: str, reason: str) -> DeviceReading:
         """A device of which nothing is known now but that it was there, and how much memory it has."""
@@ -145,18 +181,23 @@ class GpuProbe:
             foreign_share_micro=unknown,
             foreign_memory_mib=unknown,
             health=dict.fromkeys(self._told[uuid].health, unknown),
+            sources={},
             fault=reason,
+            read=False,
         )
 
     def _device(self, raw: RawDevice, ours: frozenset[int], host: Snapshot) -> DeviceReading:
-        memory, used = self._memory(raw)
+        raw = _without_zeros(raw) if _named(raw, _TEGRA) else raw
+        processes = self._processes(raw)
+        memory, used = self._memory(raw, processes)
         fault = _fault(raw)
         if fault and memory.value is None and raw.uuid.value in self._told:
             memory = self._told[raw.uuid.value].memory_mib  # a fact that stays
-        utilisation = _utilisation(raw)
-        unified = fault is None and memory.reason is None and _integrated(raw)
-        processes = self._processes(raw)
-        if isinstance(processes, dict) and not unified and _hidden(raw, processes, used):
+        utilisation, sources = self._utilisation(raw)
+        unified = fault is None and memory.reason is None and _named(raw, _INTEGRATED)
+        if unified:
+            sources |= {"memory_mib": MEMINFO, "foreign_memory_mib": MEMINFO}
+        elif isinstance(processes, dict) and _hidden(raw, processes, used):
             processes = NOT_TOLD_APART
         self._holders[raw.uuid.value] = processes
         regime = self._regime(raw)
@@ -174,32 +215,60 @@ class GpuProbe:
             foreign_share_micro=_foreign_share(processes, ours, utilisation),
             foreign_memory_mib=host.foreign_memory_mib if unified else _foreign_memory(processes, ours),
             fault=fault,
-            health=_health(raw),
+            health=self._health(raw),
+            source=NVML,
+            sources=sources,
         )
 
-    def _memory(self, raw: RawDevice) -> tuple[Reading, Reading]:
+    def _memory(self, raw: RawDevice, processes: Mapping[int, int | None] | str) -> tuple[Reading, Reading]:
         """What can be scheduled, which is what the driver does not reserve, and what is used; in MiB."""
         memory, reason = raw.memory.value, raw.memory.reason
-        if _integrated(raw) and reason in (None, NOT_SUPPORTED):
+        if _named(raw, _INTEGRATED) and reason in (None, NOT_SUPPORTED):
             total_mib = procfs.memory_mib(self._proc)["MemTotal"]
-            return Reading(total_mib, None if total_mib is not None else UNREADABLE), _used_by_processes(raw)
+            return Reading(total_mib, None if total_mib is not None else UNREADABLE), _used_by(processes)
         if memory is None:
             return Reading(None, reason or UNREADABLE), Reading(None, reason or UNREADABLE)
         if memory.total <= 0:
             return Reading(None, IMPLAUSIBLE), Reading(None, IMPLAUSIBLE)
         return Reading((memory.total - (memory.reserved or 0)) >> 20), Reading(_mib(memory.used))
 
+    def _utilisation(self, raw: RawDevice) -> tuple[Reading, dict[str, str]]:
+        """What the driver says, else what the kernel says of a chip's own GPU; and where that came from."""
+        utilisation = _utilisation(raw)
+        if utilisation.value is None and _named(raw, _TEGRA) and (load := procfs.gpu_load(self._sys)) is not None:
+            return Reading(load / 1000), {"utilisation_ratio": LOAD}
+        return utilisation, {}
+
     def _processes(self, raw: RawDevice) -> dict[int, int | None] | str:
         """MiB by pid, None where not told; instead of a list with one impossible entry its reason (cases M7, M8)."""
         if raw.processes.value is None:
             return raw.processes.reason or UNREADABLE
+        if not self._host_pids:
+            return Reason.OWN_PIDNS  # also of an empty list
         found = {pid: None if held is None else _mib(held) for pid, held in raw.processes.value}
-        if not all(0 < pid <= MAX_PID for pid in found):
+        most = math.inf if raw.memory.value is None or raw.memory.value.total <= 0 else _mib(raw.memory.value.total)
+        if not all(0 < pid <= self._max_pid and (held is None or held <= most) for pid, held in found.items()):
             self._counts["nvml.processes.implausible"] += 1
             return IMPLAUSIBLE
         if not all((self._proc / str(pid)).exists() for pid in found):  # pids of a world that we do not see
             return NOT_TOLD_APART
         return found
+
+    def _health(self, raw: RawDevice) -> dict[str, Reading]:
+        """A MIG device lacks much that its GPU has, and says why (a driver only says that it is not supported)."""
+        missing = NOT_SUPPORTED if isinstance(raw, RawGpu) and raw.instances is None else MIG_ENABLED
+        health = {
+            name: Reading(asked.value, missing if asked.reason == NOT_SUPPORTED else asked.reason)
+            for name, asked in raw.health.items()
+        }
+        failed = health.get("row_remap_failure", Reading(None))
+        if failed.value == 1:
+            self._remap_failed.add(raw.uuid.value)
+        elif failed.value == 0:
+            self._remap_failed.discard(raw.uuid.value)
+        elif raw.uuid.value in self._remap_failed:
+            health["row_remap_failure"] = Reading(1)  # known, and hidden while the GPU is split or does not answer
+        return health
 
     def _regime(self, raw: RawDevice) -> Regime:
         if not isinstance(raw, RawGpu):
@@ -215,13 +284,26 @@ def _fault(raw: RawDevice) -> str | None:
     if isinstance(raw, RawGpu):
         asked += [raw.utilisation, raw.compute_mode]
         if raw.compute_mode.value == _PROHIBITED:
-            return "compute_prohibited"
+            return Reason.COMPUTE_PROHIBITED
     reasons = [value.reason for value in asked if value.reason in _ILL]
     return reasons[0] if reasons else raw.memory.reason if raw.memory.reason in _ILL_WITHOUT_MEMORY else None
 
 
-def _integrated(raw: RawDevice) -> bool:
-    return isinstance(raw.name.value, str) and bool(_INTEGRATED.search(raw.name.value))
+def _named(raw: RawDevice, models: re.Pattern[str]) -> bool:
+    return isinstance(raw.name.value, str) and bool(models.search(raw.name.value))
+
+
+def _without_zeros(raw: RawDevice) -> RawDevice:
+    """As if the driver had said of each zero, and of an empty list, that it does not support it."""
+    unknown = Asked(reason=NOT_SUPPORTED)
+    changed: dict[str, object] = {
+        "health": {name: unknown if asked.value == 0 else asked for name, asked in raw.health.items()}
+    }
+    if raw.processes.value == ():
+        changed["processes"] = AskedProcesses(reason=NOT_SUPPORTED)
+    if isinstance(raw, RawGpu) and raw.utilisation.value == 0:
+        changed["utilisation"] = unknown
+    return raw.model_copy(update=changed)
 
 
 def _utilisation(raw: RawDevice) -> Reading:
@@ -232,19 +314,11 @@ def _utilisation(raw: RawDevice) -> Reading:
     return Reading(value / 100) if isinstance(value, int) else Reading(None, raw.utilisation.reason or UNREADABLE)
 
 
-def _health(raw: RawDevice) -> dict[str, Reading]:
-    """A MIG device lacks much that its GPU has, and says why (a driver only says that it is not supported)."""
-    missing = NOT_SUPPORTED if isinstance(raw, RawGpu) else MIG_ENABLED
-    return {
-        name: Reading(asked.value, missing if asked.reason == NOT_SUPPORTED else asked.reason)
-        for name, asked in raw.health.items()
-    }
-
-
-def _used_by_processes(raw: RawDevice) -> Reading:
+def _used_by(processes: Mapping[int, int | None] | str) -> Reading:
     """Where the memory is the machine's, only what processes hold is the GPU's."""
-    held = [size for _, size in raw.processes.value] if raw.processes.value is not None else [None]
-    return Reading(None, UNIFIED_MEMORY) if None in held else Reading(_mib(sum(filter(None, held))))
+    if isinstance(processes, str) or None in processes.values():
+        return Reading(None, UNIFIED_MEMORY)
+    return Reading(sum(filter(None, processes.values())))
 
 
 def _hidden(raw: RawDevice, processes: Mapping[int, int | None], used: Reading) -> bool:

@@ -9,6 +9,7 @@ are.
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import signal
@@ -20,23 +21,36 @@ import pynvml
 
 REASONS: Final = {
     pynvml.NVML_ERROR_UNINITIALIZED: "not_initialized",
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: "not_supported",
     pynvml.NVML_ERROR_NOT_SUPPORTED: "not_supported",
     pynvml.NVML_ERROR_NO_PERMISSION: "no_permission",
     pynvml.NVML_ERROR_NOT_FOUND: "not_found",
+    pynvml.NVML_ERROR_INSUFFICIENT_POWER: "insufficient_power",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "driver_not_loaded",
     pynvml.NVML_ERROR_TIMEOUT: "driver_timeout",
+    pynvml.NVML_ERROR_IRQ_ISSUE: "irq_issue",
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "no_driver",
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "not_in_this_driver",
+    pynvml.NVML_ERROR_CORRUPTED_INFOROM: "corrupted_inforom",
     pynvml.NVML_ERROR_GPU_IS_LOST: "gpu_lost",
     pynvml.NVML_ERROR_RESET_REQUIRED: "reset_required",
+    pynvml.NVML_ERROR_OPERATING_SYSTEM: "gpu_access_lost",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "driver_mismatch",
+    pynvml.NVML_ERROR_MEMORY: "out_of_memory",
+    pynvml.NVML_ERROR_NO_DATA: "no_data",
+    pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: "out_of_memory",
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: "not_in_this_driver",
     pynvml.NVML_ERROR_DEPRECATED: "deprecated",
-    pynvml.NVML_ERROR_UNKNOWN: "driver_error",
+    pynvml.NVML_ERROR_NOT_READY: "not_ready",
+    pynvml.NVML_ERROR_GPU_NOT_FOUND: "not_found",
 }
-"""Codes of NVML in our words; any other is ``nvml_error_<number>``."""
+"""Codes of NVML in our words (reasons.py); any other is ``driver_error``."""
 
-NO_DEVICES: Final = "no_devices"
-"""The driver answers and has none: their files are not here, rather than a machine without GPUs."""
+NOT_AVAILABLE: Final = pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
+REINIT_AFTER: Final = 30
+"""Cycles with a lost GPU after which we begin anew: one that was reset is seen again only then (case M22)."""
+MOST_DEVICES: Final = 256
+"""More than a machine has, or a GPU has parts: no number of them."""
 
 
 class Asked(TypedDict):
@@ -52,28 +66,49 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a driver prints is no answer
     known: dict[int, str] = {}
+    lost_cycles = 0
     for _ in sys.stdin:
-        failed: str | None = None
+        failed = None if pynvml.nvmlLib and lost_cycles < REINIT_AFTER else _init()
         found: list[dict[str, Any]] = []
-        try:
-            found = _gpus(known)
-            failed = None if found else NO_DEVICES
-        except pynvml.NVMLError as error:
-            failed = _reason(error)
+        if not failed:
+            try:
+                found = _gpus(known)
+                failed = None if found else "no_devices"  # their files are not here
+            except pynvml.NVMLError as error:
+                failed = _reason(error)
+            except OverflowError:
+                failed = "implausible"
+        lost_cycles = (lost_cycles % REINIT_AFTER) + 1 if any(map(_lost, found)) else 0
         answers.write(json.dumps({"failed": failed, "gpus": found}) + "\n")
         answers.flush()
         if failed:
             return
 
 
+def _init() -> str | None:
+    """Begin with the driver, or begin anew. Where it may not open the device files it says *unknown*."""
+    try:
+        if pynvml.nvmlLib:
+            pynvml.nvmlShutdown()
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return "gpu_access_lost" if error.value == pynvml.NVML_ERROR_UNKNOWN else _reason(error)
+    return None
+
+
 def _gpus(known: dict[int, str]) -> list[dict[str, Any]]:
     """All GPUs of the machine. ``known``: their uuids by index, for one that does not even tell that any more.
 
-    Raises NVMLError where the driver itself does not answer.
+    Raises NVMLError where the driver itself does not answer, OverflowError where it has more than can be.
     """
-    if pynvml.nvmlLib is None:
-        pynvml.nvmlInit()
-    return [_gpu(index, known) for index in range(pynvml.nvmlDeviceGetCount())]
+    count = pynvml.nvmlDeviceGetCount()
+    if count > MOST_DEVICES:
+        raise OverflowError
+    return [_gpu(index, known) for index in range(count)]
+
+
+def _lost(gpu: dict[str, Any]) -> bool:
+    return any(gpu[name]["reason"] in ("gpu_lost", "reset_required") for name in ("uuid", "memory") if name in gpu)
 
 
 def _gpu(index: int, known: dict[int, str]) -> dict[str, Any]:
@@ -97,6 +132,8 @@ def _instances(index: int, parent: Any) -> Asked:
     count = _ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, parent)
     if count["reason"]:
         return count
+    if count["value"] > MOST_DEVICES:
+        return {"value": None, "reason": "implausible"}
     handles = [_ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, parent, slot) for slot in range(count["value"])]
     refused = [handle for handle in handles if handle["reason"] not in (None, "not_found")]
     found = [_device(index, handle["value"]) for handle in handles if handle["reason"] is None]
@@ -136,6 +173,9 @@ HEALTH: Final[dict[str, Callable[[Any], Any]]] = {
         handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_AGGREGATE_ECC
     ),
     "remapped_rows_uncorrectable": lambda handle: pynvml.nvmlDeviceGetRemappedRows(handle)[1],
+    "row_remap_failure": lambda handle: pynvml.nvmlDeviceGetRemappedRows(handle)[3],
+    "fan_ratio": lambda handle: pynvml.nvmlDeviceGetFanSpeed(handle) / 100,
+    "persistence_mode": pynvml.nvmlDeviceGetPersistenceMode,
 }
 """Each asked on its own: one that is refused leaves the others. Names as in docs/gpus.md."""
 
@@ -155,27 +195,65 @@ def _memory(handle: Any) -> dict[str, int | None]:
 def _processes(handle: Any) -> list[tuple[int, int | None]]:
     """Pid and bytes of each process with a context, computing or drawing; None where its memory is not told."""
     found: dict[int, int | None] = {}
-    for kind in ("Compute", "Graphics"):
+    for kind in LISTS:
         try:
             listed = _listed(kind, handle)
         except pynvml.NVMLError as error:
             if kind == "Compute" or error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
                 raise
             continue  # cards that draw nothing need not have this list
-        found |= {process.pid: process.usedGpuMemory for process in listed if process.pid not in found}
+        found |= {process.pid: _told(process.usedGpuMemory) for process in listed if process.pid not in found}
     return list(found.items())
 
 
+def _told(held: int | None) -> int | None:
+    """What a process holds; NVML's number for *not available* is none."""
+    return None if held == NOT_AVAILABLE else held
+
+
 def _listed(kind: str, handle: Any) -> list[Any]:
-    """The newest list that this driver has: the binding knows the layout of each by its version."""
-    try:
-        newest: list[Any] = getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses_v3")(handle)
-    except pynvml.NVMLError as error:
-        if error.value != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
-            raise
-        older: list[Any] = getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses_v2")(handle)
-        return older
-    return newest
+    """The newest list that this driver has, which is remembered; each version has its own layout."""
+    versions = LISTS[kind]
+    while True:
+        try:
+            return list(versions[0](handle))
+        except pynvml.NVMLError as error:
+            if error.value != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND or len(versions) == 1:
+                raise
+            versions.pop(0)
+
+
+class _ProcessV1(ctypes.Structure):
+    """An entry of the list of drivers before R510, which the binding does not read any more."""
+
+    _fields_ = (("pid", ctypes.c_uint), ("usedGpuMemory", ctypes.c_ulonglong))
+
+
+def _first_version(name: str, handle: Any) -> list[Any]:
+    call = getattr(pynvml.nvmlLib, name, None)
+    if call is None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    room = ctypes.c_uint(0)
+    entries = (_ProcessV1 * 0)()
+    code = call(handle, ctypes.byref(room), None)
+    if code == pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+        room.value = room.value * 2 + 5  # others may start meanwhile
+        entries = (_ProcessV1 * room.value)()
+        code = call(handle, ctypes.byref(room), entries)
+    if code != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(code)
+    return list(entries[: room.value])
+
+
+LISTS: Final[dict[str, list[Callable[[Any], Any]]]] = {
+    kind: [
+        getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses_v3"),
+        getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses_v2"),
+        functools.partial(_first_version, f"nvmlDeviceGet{kind}RunningProcesses"),
+    ]
+    for kind in ("Compute", "Graphics")
+}
+"""Versions of the list of processes, the newest first; those that this driver does not have are taken off."""
 
 
 def _ask(call: Callable[..., Any], *arguments: Any) -> Asked:
@@ -183,12 +261,12 @@ def _ask(call: Callable[..., Any], *arguments: Any) -> Asked:
         return {"value": call(*arguments), "reason": None}
     except pynvml.NVMLError as error:
         return {"value": None, "reason": _reason(error)}
-    except ValueError:  # text that is none
+    except (ValueError, ArithmeticError, LookupError, MemoryError):  # text that is none, lists that cannot be
         return {"value": None, "reason": "unreadable"}
 
 
 def _reason(error: Any) -> str:
-    return REASONS.get(error.value, f"nvml_error_{error.value}")
+    return REASONS.get(error.value, "driver_error")
 
 
 def _die_with(monitor: int) -> None:

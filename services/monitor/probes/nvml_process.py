@@ -13,13 +13,9 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from services.monitor.probes.reasons import Reason
+
 PROGRAM: Final = (sys.executable, "-P", str(Path(__file__).with_name("nvml.py")))
-HUNG: Final = "driver_hung"
-"""No answer before the deadline."""
-CRASHED: Final = "driver_crashed"
-"""The process ended without an answer."""
-STARTING: Final = "driver_starting"
-"""No first answer yet: a driver that nobody else keeps loaded is loaded now."""
 LONGEST_PAUSE_S: Final = 30.0
 _MOST_BYTES: Final = 1 << 24
 
@@ -104,7 +100,7 @@ class NvmlProcess:
         self._killed: subprocess.Popen[bytes] | None = None
         self._failures = 0
         self._not_before_s = 0.0
-        self._last = Answer(failed=STARTING)
+        self._last = Answer(failed=Reason.DRIVER_STARTING)
 
     def ask(self) -> Answer:
         """Takes little more than the deadline, and never raises."""
@@ -114,10 +110,10 @@ class NvmlProcess:
             self._last = self._answer()
         except TimeoutError:
             if self._may_take_longer():
-                return self._last if self._failures else Answer(failed=STARTING)
-            self._last = Answer(failed=HUNG)
+                return self._last if self._failures else Answer(failed=Reason.DRIVER_STARTING)
+            self._last = Answer(failed=Reason.DRIVER_HUNG)
         except (OSError, EOFError, ValidationError):
-            self._last = Answer(failed=CRASHED)
+            self._last = Answer(failed=Reason.DRIVER_CRASHED)
         if self._last.failed:
             self._fail()
         else:

@@ -10,6 +10,10 @@ from typing import Final, NamedTuple
 
 PAGE_MIB: Final = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+FIRST_PIDNS: Final = "pid:[4026531836]"
+"""The pid namespace of the machine (PROC_PID_INIT_INO of the kernel)."""
+INTEGRATED_GPUS: Final = ("gpu", "gp10b", "gv11b", "ga10b")
+"""How the kernel calls them, behind their address: TX2, Xavier, Orin of older systems; all since."""
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD in the flags of /proc/<pid>/stat
 
 
@@ -103,6 +107,33 @@ def process(proc: Path, pid: int) -> Process | None:
         return _process(pid, _read(f"{proc}/{pid}/stat"))
     except (OSError, ValueError, IndexError):
         return None
+
+
+def sees_machine(proc: Path) -> bool:
+    """Whether pids are those of the machine: false in a pid namespace of our own. True where that cannot be told."""
+    try:
+        return str((proc / "self/ns/pid").readlink()) == FIRST_PIDNS
+    except OSError:
+        return True
+
+
+def max_pid(proc: Path) -> int | None:
+    """The largest pid that there can be; None where it cannot be told."""
+    try:
+        return _number((proc / "sys/kernel/pid_max").read_text(encoding="ascii", errors="replace").strip())
+    except OSError:
+        return None
+
+
+def gpu_load(sys: Path) -> int | None:
+    """Load of a chip's own GPU (Jetson) in thousandths; None where the kernel tells of none."""
+    for device in sorted((sys / "class/devfreq").glob("*")):
+        if device.name.rpartition(".")[2] in INTEGRATED_GPUS:
+            try:
+                return _number((device / "device/load").read_text(encoding="ascii", errors="replace").strip())
+            except OSError:
+                continue
+    return None
 
 
 def environment(proc: Path, pid: int) -> dict[str, str]:
