@@ -8,18 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from laxity.ring import OK, Mark, Ring
+import laxity
+from laxity.ring import Ring
+from laxity.tasks import Task
 from services.monitor.core import RingsRead, Wake
 from services.monitor.ring_loop import RingLoop
 from services.monitor.settings import MonitorSettings
 from shared.testing.manual_clock import ManualClock
 
 DEADLINE_US = 50_000
-
-
-class Task(Mark):
-    def __init__(self, deadline_us: int = DEADLINE_US) -> None:
-        self.name, self.deadline_us, self.seq = b"infer", deadline_us, 0
 
 
 class Looked(RingLoop):
@@ -60,10 +57,14 @@ def loop(tmp_path: Path, writer: Ring) -> Looked:
     return made
 
 
+def begin(ring: Ring, deadline_us: int = DEADLINE_US) -> Task:
+    task = laxity.task("infer", deadline_us=deadline_us)
+    task.ring = ring
+    return task.__enter__()
+
+
 def write(ring: Ring, deadline_us: int = DEADLINE_US) -> None:
-    task = Task(deadline_us)
-    ring.begin(task)
-    ring.end(task, OK)
+    begin(ring, deadline_us).end()
 
 
 def ring_id(ring: Ring) -> str:
@@ -72,8 +73,8 @@ def ring_id(ring: Ring) -> str:
 
 def begun_task(ring: Ring, deadline_us: int = DEADLINE_US) -> int:
     """Begins a task, and says when it is due."""
-    ring.begin(Task(deadline_us))
-    return int.from_bytes(ring._map[4096 + 8 : 4096 + 16], "little") // 1000 + deadline_us
+    begin(ring, deadline_us)
+    return int.from_bytes(ring.map[4096 + 8 : 4096 + 16], "little") // 1000 + deadline_us
 
 
 def test_a_ring_without_news_is_told_of_once(loop: Looked) -> None:
