@@ -1,9 +1,13 @@
 """Starts a monitor: ``python -m services.monitor``."""
 
 import asyncio
+import sys
 
-from services.monitor.service import make_probe, serve
-from services.monitor.settings import MonitorSettings
+# nats-py imports aiohttp where it is installed, for WebSockets, which no setting of ours asks for: 9 MiB
+sys.modules.setdefault("aiohttp", None)  # type: ignore[arg-type]
+
+from services.monitor.service import make_probe, serve  # noqa: E402
+from services.monitor.settings import MonitorSettings  # noqa: E402
 
 if __name__ == "__main__":
     settings = MonitorSettings()

@@ -10,11 +10,11 @@ from typing import Any, Final
 from services.monitor.open_tasks import Row
 from shared.messages import RingInfo
 
-MAX_ROWS: Final = 1_500
-MAX_RINGS: Final = 64
+MAX_ROWS: Final = 1_000
+MAX_RINGS: Final = 128
 MAX_NAMES: Final = 256
 """Together below the 256 KiB of a body, also with the longest names and the largest numbers that a ring can hold:
-1,500 rows of 100 bytes, 64 rings of 700 and 256 names of 140."""
+1,000 rows of 100 bytes, 128 rings of 700 and 256 names of 140."""
 
 
 _PIECE: Final = MAX_NAMES
