@@ -144,7 +144,7 @@ class Devices:
         device = self._known.get(reading.uuid)
         if device is None:
             self._known[reading.uuid] = _Device(
-                reading, values, now_us, reading.fault, health, now_us, not reading.read
+                reading, values, now_us, reading.fault, health, now_us - reading.age_us, not reading.read
             )
             return
         if device.fault is None and self._stale(device, now_us):
@@ -152,7 +152,7 @@ class Devices:
         device.reading, device.values, device.health, device.seen_us = reading, values, health, now_us
         device.missed = not reading.read
         if reading.read:
-            device.read_us = now_us
+            device.read_us = now_us - reading.age_us
         self._judge(device)
 
     def _judge(self, device: _Device) -> None:

@@ -46,16 +46,16 @@ class FakeDriver:
 
     def plays(self, profile: str, *processes: tuple[int, int, int]) -> None:
         """From now on, also in what runs already. ``processes``: GPU, pid and MiB, or -1 where that is not told."""
-        self._machine = rows_of(PROFILES / profile)
+        self.rows = rows_of(PROFILES / profile)
         for gpu in sorted({gpu for gpu, _, _ in processes}):
             held = [(pid, mib) for on, pid, mib in processes if on == gpu]
-            self._machine += _held(self._machine, str(gpu), held)
+            self.rows += _held(self.rows, str(gpu), held)
         self.fails()
 
     def fails(self, *rows: str) -> None:
         """These rows on top of the profile, in place of those of the call before; none: no fault."""
         written = self.control.with_suffix(".new")
-        written.write_text("\n".join([*self._machine, *rows]), encoding="utf-8", errors="surrogateescape")
+        written.write_text("\n".join([*self.rows, *rows]), encoding="utf-8", errors="surrogateescape")
         written.replace(self.control)
 
 

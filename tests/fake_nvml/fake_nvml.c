@@ -90,12 +90,18 @@ static unsigned long long next(const char **answer) {
     return value;
 }
 
+/* The same in the 32 bits that a function has for it: the most of them where it is more. */
+static unsigned next32(const char **answer) {
+    unsigned long long value = next(answer);
+    return value > ~0U ? ~0U : value;
+}
+
 /* Functions with one number, with one that an argument chooses, and with a text. */
 #define NUMBER(name, type) \
     int nvml##name(device *d, type *value) { \
         const char *answer; \
         int code = find(#name, d, NOT_SUPPORTED, &answer); \
-        if (code == OK) *value = next(&answer); \
+        if (code == OK) *value = sizeof *value == 4 ? next32(&answer) : next(&answer); \
         return code; \
     }
 #define NUMBER_OF(name, type) \
@@ -105,7 +111,7 @@ static unsigned long long next(const char **answer) {
         int code; \
         snprintf(call, sizeof call, #name ":%d", which); \
         code = find(call, d, NOT_SUPPORTED, &answer); \
-        if (code == OK) *value = next(&answer); \
+        if (code == OK) *value = sizeof *value == 4 ? next32(&answer) : next(&answer); \
         return code; \
     }
 #define TEXT(name) \
@@ -139,7 +145,7 @@ int nvmlSystemGetDriverVersion(char *text, unsigned size) {
 int nvmlDeviceGetCount_v2(unsigned *found) {
     const char *answer;
     int code = find("DeviceGetCount_v2", NULL, OK, &answer);
-    *found = next(&answer);
+    *found = next32(&answer);
     return code;
 }
 
@@ -162,7 +168,7 @@ NUMBER(DeviceGetMaxMigDeviceCount, unsigned)
 int nvmlDeviceGetMigMode(device *d, unsigned *current, unsigned *pending) {
     const char *answer;
     int code = find("DeviceGetMigMode", d, NOT_SUPPORTED, &answer);
-    if (code == OK) *current = next(&answer), *pending = next(&answer);
+    if (code == OK) *current = next32(&answer), *pending = next32(&answer);
     return code;
 }
 
@@ -230,7 +236,7 @@ typedef struct { unsigned gpu, memory; } utilisation;
 int nvmlDeviceGetUtilizationRates(device *d, utilisation *u) {
     const char *answer;
     int code = find("DeviceGetUtilizationRates", d, NOT_SUPPORTED, &answer);
-    if (code == OK) u->gpu = next(&answer), u->memory = next(&answer);
+    if (code == OK) u->gpu = next32(&answer), u->memory = next32(&answer);
     return code;
 }
 
@@ -257,7 +263,7 @@ int nvmlDeviceGetRemappedRows(device *d, unsigned *correctable, unsigned *uncorr
     const char *answer;
     int code = find("DeviceGetRemappedRows", d, NOT_SUPPORTED, &answer);
     if (code == OK)
-        *correctable = next(&answer), *uncorrectable = next(&answer), *pending = next(&answer),
-        *failure = next(&answer);
+        *correctable = next32(&answer), *uncorrectable = next32(&answer), *pending = next32(&answer),
+        *failure = next32(&answer);
     return code;
 }

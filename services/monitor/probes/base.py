@@ -55,6 +55,8 @@ class DeviceReading:
     """Where the values come from."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """The same for single values, by name, that come from elsewhere."""
+    age_us: int = 0
+    """The values may be so old already."""
     read: bool = True
     """False: it was not read in this cycle, and only what does not change is told."""
 

@@ -82,6 +82,8 @@ class Answer(_Part):
 
     failed: str | None = None
     gpus: tuple[RawGpu, ...] = ()
+    age_us: int = 0
+    """Time since the question: nothing in it is older. A first answer may take long."""
 
 
 class NvmlProcess:
@@ -152,8 +154,9 @@ class NvmlProcess:
             self._process.stdin.write(b"\n")
             self._asked_s = time.monotonic()
         line = self._line(self._process, time.monotonic() + self._deadline_s)
+        age_us = round((time.monotonic() - self._asked_s) * 1_000_000)
         self._asked_s = None
-        return Answer.model_validate_json(line)
+        return Answer.model_validate_json(line).model_copy(update={"age_us": age_us})
 
     def _line(self, process: subprocess.Popen[bytes], until_s: float) -> bytes:
         """Raises TimeoutError, and EOFError where the process has ended."""
