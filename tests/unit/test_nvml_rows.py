@@ -320,7 +320,7 @@ def test_a_driver_that_gives_nothing_makes_all_unknown_with_its_reason(node: Nod
         (device.healthy, device.reason, device.memory_mib, device.utilisation_ratio) for device in devices
     ]
     assert 1 == node.counts[f"nvml.{reason}"]
-    assert [1, 1] == [device.stale_since_us for device in devices]
+    assert None not in {device.stale_since_us for device in devices}
 
 
 def test_a_number_of_gpus_that_cannot_be_is_a_failure(node: Node) -> None:
