@@ -52,6 +52,8 @@ class DeviceMetrics(Device):
 
     utilisation_ratio: Measured
     memory_used_mib: Measured
+    sampled_us: int | None = None
+    """When its values had been read, by the node's CLOCK_MONOTONIC, as stamps of tasks are."""
     health: dict[str, Measured] = Field(default_factory=dict)
     """Further values by name, units in the names: docs/gpus.md lists them. Empty where the probe has none."""
     reasons: dict[str, str] = Field(default_factory=dict)

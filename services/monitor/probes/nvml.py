@@ -167,6 +167,7 @@ HEALTH: Final[dict[str, Callable[[Any], Any]]] = {
     "power_mw": pynvml.nvmlDeviceGetPowerUsage,
     "energy_mj": pynvml.nvmlDeviceGetTotalEnergyConsumption,
     "sm_clock_mhz": lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+    "sm_clock_max_mhz": lambda handle: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM),
     "memory_clock_mhz": lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
     "throttle_reasons": _throttle_reasons,
     "ecc_uncorrected": lambda handle: pynvml.nvmlDeviceGetTotalEccErrors(
