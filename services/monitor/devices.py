@@ -19,7 +19,7 @@ from services.monitor.probes.base import (
     Snapshot,
 )
 from shared.errors import clip
-from shared.messages import DeviceMetrics, Measured
+from shared.messages import DeviceMetrics, Measured, Xid
 
 RECOVER_AFTER: Final = 3
 """Healthy readings in a row before a device that was ill is promised again: one may lie between two faults."""
@@ -46,6 +46,7 @@ _HEALTH_LIMITS: Final = {
     "sm_clock_max_mhz": 20_000,
     "memory_clock_mhz": 50_000,
     "throttle_reasons": 1 << 32,
+    "xid": 100_000,
     "ecc_uncorrected": 1 << 31,
     "remapped_rows_uncorrectable": 1 << 20,
     "row_remap_failure": 1,
@@ -205,6 +206,7 @@ class Devices:
             foreign_share_micro=whole(moving["foreign_share_micro"]),
             foreign_memory_mib=whole(moving["foreign_memory_mib"]),
             sampled_us=device.seen_us,
+            xids=tuple(Xid(xid=seen.xid, count=seen.count, at_us=seen.at_us) for seen in reading.xids),
             health={k: Measured(value=None, reason=gone) if gone else v for k, v in device.health.items()},
             reasons={name: value.reason for name, value in plain.items() if value.reason},
             **_read(device, now_us, wall_us),

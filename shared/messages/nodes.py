@@ -47,6 +47,16 @@ class Device(Message):
     foreign_memory_mib: int | None = 0
 
 
+class Xid(Message):
+    """An error of this code (XID), as NVIDIA's driver reports them."""
+
+    xid: int
+    count: int
+    """Since the monitor's start."""
+    at_us: int
+    """When last, by the node's wall clock."""
+
+
 class DeviceMetrics(Device):
     """A device as its probe sees it."""
 
@@ -66,6 +76,8 @@ class DeviceMetrics(Device):
     """Time since the device was read last."""
     stale_since_us: int | None = None
     """When it was read last, by the wall clock: said once a cycle has passed without a reading of it."""
+    xids: tuple[Xid, ...] = ()
+    """By code; ``health.xid`` says whether the driver tells them at all."""
 
 
 class GpuUse(Message):

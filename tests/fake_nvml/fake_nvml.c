@@ -22,6 +22,7 @@
 #define NOT_SUPPORTED 3
 #define NOT_FOUND 6
 #define INSUFFICIENT_SIZE 7
+#define TIMEOUT 10
 #define VERSION_MISMATCH 25
 #define MOST_ROWS 2048
 #define GPUS 16
@@ -164,6 +165,7 @@ TEXT(DeviceGetName)
 NUMBER(DeviceGetComputeMode, int)
 NUMBER(DeviceGetPersistenceMode, int)
 NUMBER(DeviceGetMaxMigDeviceCount, unsigned)
+NUMBER(DeviceGetGpuInstanceId, unsigned)
 
 int nvmlDeviceGetMigMode(device *d, unsigned *current, unsigned *pending) {
     const char *answer;
@@ -243,6 +245,7 @@ int nvmlDeviceGetUtilizationRates(device *d, utilisation *u) {
 NUMBER_OF(DeviceGetTemperature, unsigned)
 NUMBER_OF(DeviceGetClockInfo, unsigned)
 NUMBER(DeviceGetFanSpeed, unsigned)
+NUMBER_OF(DeviceGetMaxClockInfo, unsigned)
 NUMBER(DeviceGetPowerUsage, unsigned)
 NUMBER(DeviceGetTotalEnergyConsumption, unsigned long long)
 NUMBER(DeviceGetCurrentClocksEventReasons, unsigned long long)
@@ -266,4 +269,54 @@ int nvmlDeviceGetRemappedRows(device *d, unsigned *correctable, unsigned *uncorr
         *correctable = next32(&answer), *uncorrectable = next32(&answer), *pending = next32(&answer),
         *failure = next32(&answer);
     return code;
+}
+
+/* --- what happens to it --- */
+
+typedef struct { device *d; unsigned told; } event_set;
+typedef struct { device *d; unsigned long long kind, data; unsigned gpu_instance, compute_instance; } event;
+
+/* The event of that number in a row's list of XID:GPU_INSTANCE, -1 for the whole GPU; 0 where the list ends before. */
+static int event_at(const char *answer, unsigned number, unsigned *xid, int *instance) {
+    int used;
+    for (; sscanf(answer, " %u:%d%n", xid, instance, &used) == 2; answer += used)
+        if (number-- == 0) return 1;
+    return 0;
+}
+
+NUMBER(DeviceGetSupportedEventTypes, unsigned long long)
+
+int nvmlEventSetCreate(event_set **made) {
+    *made = calloc(1, sizeof **made);
+    return OK;
+}
+
+int nvmlEventSetFree(event_set *set) {
+    free(set);
+    return OK;
+}
+
+/* What was in the list before has happened before. */
+int nvmlDeviceRegisterEvents(device *d, unsigned long long kinds, event_set *set) {
+    const char *answer;
+    unsigned xid;
+    int instance, code = find("DeviceRegisterEvents", d, OK, &answer);
+    (void)kinds;
+    if (code != OK) return code;
+    set->d = d;
+    find("EventSetWait_v2", d, OK, &answer);
+    while (event_at(answer, set->told, &xid, &instance)) ++set->told;
+    return OK;
+}
+
+int nvmlEventSetWait_v2(event_set *set, event *found, unsigned timeout_ms) {
+    const char *answer;
+    unsigned xid;
+    int instance, code = find("EventSetWait_v2", set->d, OK, &answer);
+    (void)timeout_ms;
+    if (code != OK) return code;
+    if (!event_at(answer, set->told, &xid, &instance)) return TIMEOUT;
+    ++set->told;
+    *found = (event){set->d, 8, xid, instance, instance};
+    return OK;
 }

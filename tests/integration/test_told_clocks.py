@@ -56,6 +56,7 @@ async def test_a_miss_while_the_clock_was_held_back_names_it_with_what_the_drive
     nats_url: str, tmp_path: Path, outside: Client, late: None
 ) -> None:
     driver = FakeDriver(build_fake_nvml(tmp_path), tmp_path / "profile")
+    driver.fails("DeviceGetCurrentClocks*Reasons 0 4", "DeviceGetClockInfo:1 0 990")
     settings = {
         "LAXITY_MONITOR_NODE": "n1",
         "LAXITY_MONITOR_RING_ROOT": str(tmp_path / "rings"),
@@ -77,3 +78,4 @@ async def test_a_miss_while_the_clock_was_held_back_names_it_with_what_the_drive
         assert 0 < body["devices"][0]["sampled_us"] <= body["mono_us"]
         cause = await until(held_back, "a miss that is put down to the power cap")
         assert ("throttled", None) == (cause["cause"], cause["container"])
+        assert cause["detail"].startswith("power cap, at 990 of 1980 MHz, read ")

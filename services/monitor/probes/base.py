@@ -30,6 +30,15 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
+class XidReading:
+    """How often a driver reported an error of this code since the probe was made, and when last (wall clock)."""
+
+    xid: int
+    count: int
+    at_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceReading:
     """One device at one moment. The uuid identifies it; the index is a label that may change between boots.
 
@@ -59,6 +68,7 @@ class DeviceReading:
     """The values may be so old already."""
     read: bool = True
     """False: it was not read in this cycle, and only what does not change is told."""
+    xids: tuple[XidReading, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,7 @@ from services.monitor.probes.nvml_process import (
     RawGpu,
 )
 from services.monitor.probes.reasons import Reason
+from services.monitor.probes.xids import Xids
 from shared.log import Logger, logger
 from shared.messages import Regime
 
@@ -100,6 +102,7 @@ class GpuProbe:
         proc: Path = Path("/proc"),
         sys: Path = Path("/sys"),
         log: Logger | None = None,
+        quiet_s: float = 600,
     ) -> None:
         self._host, self._driver, self._sharing, self._proc = host, driver, sharing, proc
         self._sys = sys
@@ -111,6 +114,9 @@ class GpuProbe:
         self._chips: dict[str, str] = {}
         self._remap_failed: set[str] = set()
         self._counts: Counter[str] = Counter()
+        self._xids = Xids(quiet_s)
+        self._cards: dict[str, tuple[str, int | None]] = {}
+        """GPU and GPU instance of each device."""
         self._state: str | None = ""
 
     def capacity(self) -> Capacity:
@@ -121,10 +127,25 @@ class GpuProbe:
         answer = self._driver.ask()
         failed = answer.failed
         found = [self._ill(uuid, failed) for uuid in self._told] if failed else list(self._devices(answer, host))
+        now_s = time.monotonic()
+        found = [self._with_xids(reading, failed, now_s) for reading in found]
         self._note(failed, len(found))
         self._told |= {reading.uuid: reading for reading in found}
         containers = with_gpus(host.containers, {} if failed else self._holders)
         return replace(host, devices=tuple(found), containers=containers, counts={**host.counts, **self._counts})
+
+    def _with_xids(self, reading: DeviceReading, failed: str | None, now_s: float) -> DeviceReading:
+        card = self._cards.get(reading.uuid, (reading.uuid, None))
+        last = Reading(None, failed) if failed else self._xids.last(*card)
+        fault = reading.fault or self._xids.fault(*card, now_s)
+        return replace(reading, xids=self._xids.told(*card), fault=fault, health={**reading.health, "xid": last})
+
+    def _hear(self, gpu: RawGpu) -> None:
+        """Count its XIDs, and log a fatal one."""
+        if not isinstance(gpu.uuid.value, str) or not gpu.uuid.value:
+            return
+        for xid in self._xids.take(gpu.uuid.value, gpu.xids, time.monotonic()):
+            self._log.warning("a GPU cannot be relied on", uuid=gpu.uuid.value, xid=xid)
 
     def _note(self, failed: str | None, devices: int) -> None:
         """Count what is wrong in each cycle, and log it once."""
@@ -141,6 +162,7 @@ class GpuProbe:
         ours = frozenset(pid for container in host.containers for pid in container.pids)
         self._holders = {}
         for gpu in answer.gpus:
+            self._hear(gpu)
             uuid = gpu.uuid.value
             if gpu.uuid.reason or not isinstance(uuid, str) or not uuid:
                 self._counts[f"nvml.device.{gpu.uuid.reason or UNREADABLE}"] += 1
@@ -159,6 +181,7 @@ class GpuProbe:
             yield self._ill(gpu.uuid.value, MIG_ENABLED)
         for instance in gpu.instances.value or ():
             if isinstance(instance.uuid.value, str) and instance.uuid.value:
+                self._cards[instance.uuid.value] = gpu.uuid.value, instance.instance.value
                 yield self._of_board(gpu, self._device(instance, ours, host))
             else:
                 self._counts[f"nvml.mig.{instance.uuid.reason or UNREADABLE}"] += 1

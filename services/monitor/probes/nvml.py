@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, Final, TypedDict
 
@@ -114,10 +115,12 @@ def _lost(gpu: dict[str, Any]) -> bool:
 def _gpu(index: int, known: dict[int, str]) -> dict[str, Any]:
     handle = _ask(pynvml.nvmlDeviceGetHandleByIndex, index)
     if handle["reason"]:
-        return {"index": index, "uuid": {"value": known.get(index), "reason": handle["reason"]}}
+        lost = {"value": known.get(index), "reason": handle["reason"]}
+        return {"index": index, "uuid": lost, "xids": _ask(_xids, lost["value"], None)}
     gpu = _device(index, handle["value"])
     if gpu["uuid"]["value"]:
         known[index] = gpu["uuid"]["value"]
+    gpu["xids"] = _ask(_xids, known.get(index), handle["value"])
     mode = _ask(pynvml.nvmlDeviceGetMigMode, handle["value"])
     if mode["value"] and mode["value"][0]:
         gpu["instances"] = _instances(index, handle["value"])
@@ -136,8 +139,12 @@ def _instances(index: int, parent: Any) -> Asked:
         return {"value": None, "reason": "implausible"}
     handles = [_ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, parent, slot) for slot in range(count["value"])]
     refused = [handle for handle in handles if handle["reason"] not in (None, "not_found")]
-    found = [_device(index, handle["value"]) for handle in handles if handle["reason"] is None]
+    found = [_instance(index, handle["value"]) for handle in handles if handle["reason"] is None]
     return {"value": found, "reason": refused[0]["reason"] if refused else None}
+
+
+def _instance(index: int, handle: Any) -> dict[str, Any]:
+    return {**_device(index, handle), "instance": _ask(pynvml.nvmlDeviceGetGpuInstanceId, handle)}
 
 
 def _device(index: int, handle: Any) -> dict[str, Any]:
@@ -179,6 +186,50 @@ HEALTH: Final[dict[str, Callable[[Any], Any]]] = {
     "persistence_mode": pynvml.nvmlDeviceGetPersistenceMode,
 }
 """Each asked on its own: one that is refused leaves the others. Names as in docs/gpus.md."""
+
+
+def _xids(uuid: str | None, handle: Any) -> list[tuple[int, int | None, int]]:
+    """Code, GPU instance and wall-clock time in us of each XID since the last question; the first one finds none.
+
+    Each GPU has a set of events of its own: one that is lost may not silence the others. ``handle`` is None of one that
+    cannot be asked any more; what it said before can.
+    """
+    if uuid is None or (uuid not in EVENTS and handle is None):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+    found: list[tuple[int, int | None, int]] = []
+    try:
+        events = EVENTS[uuid] if uuid in EVENTS else EVENTS.setdefault(uuid, _listen(handle))
+        while len(found) < MOST_EVENTS:
+            event = pynvml.nvmlEventSetWait_v2(events, 0)
+            if event.eventType == pynvml.nvmlEventTypeXidCriticalError:
+                instance = None if event.gpuInstanceId == NO_INSTANCE else event.gpuInstanceId
+                found.append((event.eventData, instance, time.time_ns() // 1000))
+    except pynvml.NVMLError as error:
+        if error.value != pynvml.NVML_ERROR_TIMEOUT:
+            EVENTS.pop(uuid, None)  # asked for anew next time
+            if not found:
+                raise
+    return found
+
+
+def _listen(handle: Any) -> Any:
+    if not pynvml.nvmlDeviceGetSupportedEventTypes(handle) & pynvml.nvmlEventTypeXidCriticalError:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    events = pynvml.nvmlEventSetCreate()
+    try:
+        pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
+    except pynvml.NVMLError:
+        pynvml.nvmlEventSetFree(events)
+        raise
+    return events
+
+
+EVENTS: Final[dict[str, Any]] = {}
+"""The set of events of each GPU, by uuid."""
+MOST_EVENTS: Final = 256
+"""Taken of a GPU in one cycle; the rest waits in the driver."""
+NO_INSTANCE: Final = 0xFFFFFFFF
+"""NVML's number for the whole GPU."""
 
 
 def _memory(handle: Any) -> dict[str, int | None]:

@@ -60,6 +60,8 @@ class RawDevice(_Part):
     memory: AskedMemory = AskedMemory()
     processes: AskedProcesses = AskedProcesses()
     health: dict[str, Asked] = {}
+    instance: Asked = Asked()
+    """Of a MIG device its GPU instance."""
 
 
 class AskedInstances(_Part):
@@ -69,9 +71,17 @@ class AskedInstances(_Part):
     reason: str | None = None
 
 
+class AskedXids(_Part):
+    """Code, GPU instance (None: the whole GPU) and wall-clock time in us of each since the question before."""
+
+    value: tuple[tuple[int, int | None, int], ...] | None = None
+    reason: str | None = None
+
+
 class RawGpu(RawDevice):
     """One GPU. ``instances`` None: it is not split."""
 
+    xids: AskedXids = AskedXids()
     utilisation: Asked = Asked()
     compute_mode: Asked = Asked()
     instances: AskedInstances | None = None
