@@ -62,6 +62,12 @@ class DeviceMetrics(Device):
 
     utilisation_ratio: Measured
     memory_used_mib: Measured
+    pci_bus_id: str | None = None
+    """Of the GPU, also for its MIG devices."""
+    gpu_instance: int | None = None
+    """Of a MIG device: its GPU instance on the GPU."""
+    mig_profile: str | None = None
+    """Of a MIG device, as ``1g.18gb``."""
     sampled_us: int | None = None
     """When its values had been read, by the node's CLOCK_MONOTONIC, as stamps of tasks are."""
     health: dict[str, Measured] = Field(default_factory=dict)

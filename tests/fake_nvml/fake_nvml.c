@@ -174,6 +174,27 @@ int nvmlDeviceGetMigMode(device *d, unsigned *current, unsigned *pending) {
     return code;
 }
 
+typedef struct {
+    char legacy[16];
+    unsigned domain, bus, device, device_id, subsystem_id;
+    char id[32];
+} pci;
+
+/* A row has DOMAIN:BUS:DEVICE.0 in hex. */
+static void to_pci(const char *answer, pci *found) {
+    memset(found, 0, sizeof *found);
+    snprintf(found->id, sizeof found->id, "%.31s", answer);
+    snprintf(found->legacy, sizeof found->legacy, "%.15s", strlen(answer) > 4 ? answer + 4 : answer);
+    sscanf(answer, "%x:%x:%x", &found->domain, &found->bus, &found->device);
+}
+
+int nvmlDeviceGetPciInfo_v3(device *d, pci *found) {
+    const char *answer;
+    int code = find("DeviceGetPciInfo_v3", d, NOT_SUPPORTED, &answer);
+    if (code == OK) to_pci(answer, found);
+    return code;
+}
+
 /* A slot that no row mentions is empty. */
 int nvmlDeviceGetMigDeviceHandleByIndex(device *d, unsigned index, device **found) {
     const char *answer;

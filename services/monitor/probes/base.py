@@ -69,6 +69,9 @@ class DeviceReading:
     read: bool = True
     """False: it was not read in this cycle, and only what does not change is told."""
     xids: tuple[XidReading, ...] = ()
+    pci_bus_id: str | None = None
+    gpu_instance: int | None = None
+    mig_profile: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,8 @@ class GpuProbe:
         self._xids = Xids(quiet_s)
         self._cards: dict[str, tuple[str, int | None]] = {}
         """GPU and GPU instance of each device."""
+        self._buses: dict[str, str] = {}
+        """Where each GPU sits on the PCI bus."""
         self._state: str | None = ""
 
     def capacity(self) -> Capacity:
@@ -128,22 +130,33 @@ class GpuProbe:
         failed = answer.failed
         found = [self._ill(uuid, failed) for uuid in self._told] if failed else list(self._devices(answer, host))
         now_s = time.monotonic()
-        found = [self._with_xids(reading, failed, now_s) for reading in found]
+        found = [self._of_card(reading, failed, now_s) for reading in found]
         self._note(failed, len(found))
         self._told |= {reading.uuid: reading for reading in found}
         containers = with_gpus(host.containers, {} if failed else self._holders)
         return replace(host, devices=tuple(found), containers=containers, counts={**host.counts, **self._counts})
 
-    def _with_xids(self, reading: DeviceReading, failed: str | None, now_s: float) -> DeviceReading:
+    def _of_card(self, reading: DeviceReading, failed: str | None, now_s: float) -> DeviceReading:
+        """As it is known of its GPU."""
         card = self._cards.get(reading.uuid, (reading.uuid, None))
         last = Reading(None, failed) if failed else self._xids.last(*card)
         fault = reading.fault or self._xids.fault(*card, now_s)
-        return replace(reading, xids=self._xids.told(*card), fault=fault, health={**reading.health, "xid": last})
+        return replace(
+            reading,
+            xids=self._xids.told(*card),
+            fault=fault,
+            health={**reading.health, "xid": last},
+            pci_bus_id=self._buses.get(card[0]),
+            gpu_instance=card[1],
+            mig_profile=_profile(reading),
+        )
 
     def _hear(self, gpu: RawGpu) -> None:
         """Count its XIDs, and log a fatal one."""
         if not isinstance(gpu.uuid.value, str) or not gpu.uuid.value:
             return
+        if isinstance(gpu.pci_bus_id.value, str):
+            self._buses[gpu.uuid.value] = gpu.pci_bus_id.value
         for xid in self._xids.take(gpu.uuid.value, gpu.xids, time.monotonic()):
             self._log.warning("a GPU cannot be relied on", uuid=gpu.uuid.value, xid=xid)
 
@@ -332,6 +345,11 @@ def _without_zeros(raw: RawDevice) -> RawDevice:
     if isinstance(raw, RawGpu) and raw.utilisation.value == 0:
         changed["utilisation"] = unknown
     return raw.model_copy(update=changed)
+
+
+def _profile(reading: DeviceReading) -> str | None:
+    """By the name of a MIG device, whose last word it is."""
+    return reading.model.rpartition(" ")[2] if reading.regime is Regime.MIG else None
 
 
 def _utilisation(raw: RawDevice) -> Reading:

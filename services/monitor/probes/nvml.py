@@ -121,6 +121,7 @@ def _gpu(index: int, known: dict[int, str]) -> dict[str, Any]:
     if gpu["uuid"]["value"]:
         known[index] = gpu["uuid"]["value"]
     gpu["xids"] = _ask(_xids, known.get(index), handle["value"])
+    gpu["pci_bus_id"] = _ask(lambda: pynvml.nvmlDeviceGetPciInfo(handle["value"]).busId)
     mode = _ask(pynvml.nvmlDeviceGetMigMode, handle["value"])
     if mode["value"] and mode["value"][0]:
         gpu["instances"] = _instances(index, handle["value"])

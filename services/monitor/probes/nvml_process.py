@@ -82,6 +82,7 @@ class RawGpu(RawDevice):
     """One GPU. ``instances`` None: it is not split."""
 
     xids: AskedXids = AskedXids()
+    pci_bus_id: Asked = Asked()
     utilisation: Asked = Asked()
     compute_mode: Asked = Asked()
     instances: AskedInstances | None = None
