@@ -341,3 +341,28 @@ int nvmlEventSetWait_v2(event_set *set, event *found, unsigned timeout_ms) {
     *found = (event){set->d, 8, xid, instance, instance};
     return OK;
 }
+
+/* --- what it is linked to --- */
+
+int nvmlDeviceGetTopologyCommonAncestor(device *d, device *other, int *level) {
+    const char *answer;
+    char call[64];
+    int code;
+    snprintf(call, sizeof call, "DeviceGetTopologyCommonAncestor:%d", other->gpu);
+    code = find(call, d, NOT_SUPPORTED, &answer);
+    if (code == OK) *level = next(&answer);
+    return code;
+}
+
+NUMBER_OF(DeviceGetNvLinkState, unsigned)
+NUMBER_OF(DeviceGetNvLinkRemoteDeviceType, unsigned)
+
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(device *d, unsigned link, pci *found) {
+    const char *answer;
+    char call[64];
+    int code;
+    snprintf(call, sizeof call, "DeviceGetNvLinkRemotePciInfo_v2:%u", link);
+    code = find(call, d, NOT_SUPPORTED, &answer);
+    if (code == OK) to_pci(answer, found);
+    return code;
+}

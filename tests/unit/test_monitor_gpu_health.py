@@ -188,3 +188,34 @@ def test_a_code_that_cannot_be_one_is_none() -> None:
     xids = Xids(quiet_s=60)
     assert [] == xids.take("g", asked(0, 1 << 40), now_s=1)
     assert () == xids.told("g", None)
+
+
+# --- what is linked to what ---
+
+
+@pytest.mark.parametrize(
+    "profile, rows, groups",
+    [
+        ("h100", (), ["nvlink-00000000:1B:00.0"] * 2),
+        ("h100", ("DeviceGetNvLink* ? error 3",), ["pcie-00000000:1B:00.0", "pcie-00000000:43:00.0"]),
+        ("h100", ("DeviceGetNvLinkRemoteDeviceType:* ? error 13",), ["pcie-00000000:1B:00.0", "pcie-00000000:43:00.0"]),
+        ("h100", ("DeviceGetNvLink* ? error 3", "DeviceGetTopologyCommonAncestor* ? error 3"), [None, None]),
+        ("a100-pairs", (), ["nvlink-00000000:1B:00.0", "nvlink-00000000:43:00.0"] * 2),
+        ("a100-pairs", ("DeviceGetNvLink* ? error 3",), ["pcie-00000000:1B:00.0"] * 2 + ["pcie-00000000:A1:00.0"] * 2),
+        ("geforce", (), [None]),
+        ("h200-mig", (), [None, None, "nvlink-00000000:1B:00.0"]),
+    ],
+)
+def test_gpus_have_the_group_that_the_driver_tells(
+    library: FakeDriver, process: NvmlProcess, profile: str, rows: tuple[str, ...], groups: list[str | None]
+) -> None:
+    library.plays(profile)
+    library.fails(*rows)
+    assert groups == [device.group for device in Node(library, process).read()]
+
+
+def test_a_gpu_that_is_lost_at_the_start_leaves_the_others_groups(library: FakeDriver, process: NvmlProcess) -> None:
+    library.plays("a100-pairs")
+    library.fails("* 1 error 15")
+    found = {device.index: device.group for device in Node(library, process).read()}
+    assert (found[0], "nvlink-00000000:1B:00.0") == (found[2], found[0])

@@ -36,6 +36,7 @@ from services.monitor.probes.nvml_process import (
     RawGpu,
 )
 from services.monitor.probes.reasons import Reason
+from services.monitor.probes.topology import Topology
 from services.monitor.probes.xids import Xids
 from shared.log import Logger, logger
 from shared.messages import Regime
@@ -117,8 +118,8 @@ class GpuProbe:
         self._xids = Xids(quiet_s)
         self._cards: dict[str, tuple[str, int | None]] = {}
         """GPU and GPU instance of each device."""
-        self._buses: dict[str, str] = {}
-        """Where each GPU sits on the PCI bus."""
+        self._topology = Topology()
+        self._groups: dict[str, str] = {}
         self._state: str | None = ""
 
     def capacity(self) -> Capacity:
@@ -146,7 +147,7 @@ class GpuProbe:
             xids=self._xids.told(*card),
             fault=fault,
             health={**reading.health, "xid": last},
-            pci_bus_id=self._buses.get(card[0]),
+            pci_bus_id=self._topology.bus(card[0]),
             gpu_instance=card[1],
             mig_profile=_profile(reading),
         )
@@ -155,8 +156,6 @@ class GpuProbe:
         """Count its XIDs, and log a fatal one."""
         if not isinstance(gpu.uuid.value, str) or not gpu.uuid.value:
             return
-        if isinstance(gpu.pci_bus_id.value, str):
-            self._buses[gpu.uuid.value] = gpu.pci_bus_id.value
         for xid in self._xids.take(gpu.uuid.value, gpu.xids, time.monotonic()):
             self._log.warning("a GPU cannot be relied on", uuid=gpu.uuid.value, xid=xid)
 
@@ -174,6 +173,8 @@ class GpuProbe:
     def _devices(self, answer: Answer, host: Snapshot) -> Iterator[DeviceReading]:
         ours = frozenset(pid for container in host.containers for pid in container.pids)
         self._holders = {}
+        self._topology.take(answer.gpus)
+        self._groups = self._topology.groups()
         for gpu in answer.gpus:
             self._hear(gpu)
             uuid = gpu.uuid.value
@@ -244,6 +245,7 @@ class GpuProbe:
             index=raw.index,
             model=str(raw.name.value or "unknown"),
             regime=regime,
+            group=self._groups.get(raw.uuid.value),
             slice_us=self._sharing.slice_us if time_sliced else None,
             switch_us=self._sharing.switch_us if time_sliced else None,
             memory_mib=memory,

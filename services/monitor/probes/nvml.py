@@ -54,6 +54,10 @@ MOST_DEVICES: Final = 256
 """More than a machine has, or a GPU has parts: no number of them."""
 
 
+TOPOLOGY_EVERY: Final = 60
+"""Cycles: what is linked with what hardly ever changes, and takes many questions."""
+
+
 class Asked(TypedDict):
     """What the driver said: a value, or the reason why there is none."""
 
@@ -68,12 +72,14 @@ def main() -> None:
     os.dup2(2, 1)  # what a driver prints is no answer
     known: dict[int, str] = {}
     lost_cycles = 0
-    for _ in sys.stdin:
+    for cycle, _ in enumerate(sys.stdin):
         failed = None if pynvml.nvmlLib and lost_cycles < REINIT_AFTER else _init()
         found: list[dict[str, Any]] = []
         if not failed:
             try:
                 found = _gpus(known)
+                if cycle % TOPOLOGY_EVERY == 0:
+                    found = [_placed(gpu) for gpu in found]
                 failed = None if found else "no_devices"  # their files are not here
             except pynvml.NVMLError as error:
                 failed = _reason(error)
@@ -148,6 +154,15 @@ def _instance(index: int, handle: Any) -> dict[str, Any]:
     return {**_device(index, handle), "instance": _ask(pynvml.nvmlDeviceGetGpuInstanceId, handle)}
 
 
+def _placed(gpu: dict[str, Any]) -> dict[str, Any]:
+    """With what it is linked to."""
+    handle = _ask(pynvml.nvmlDeviceGetHandleByIndex, gpu["index"])
+    if handle["reason"]:
+        return gpu
+    asked = {"links": _ask(_links, handle["value"]), "levels": _ask(_levels, gpu["index"], handle["value"])}
+    return gpu | asked
+
+
 def _device(index: int, handle: Any) -> dict[str, Any]:
     """What can be asked of a GPU and of a MIG device alike."""
     return {
@@ -187,6 +202,35 @@ HEALTH: Final[dict[str, Callable[[Any], Any]]] = {
     "persistence_mode": pynvml.nvmlDeviceGetPersistenceMode,
 }
 """Each asked on its own: one that is refused leaves the others. Names as in docs/gpus.md."""
+
+
+def _links(handle: Any) -> list[tuple[int, str]]:
+    """Type and PCI bus id of what is at the other end of each NVLink that is up."""
+    found: list[tuple[int, str]] = []
+    refused: list[pynvml.NVMLError] = []
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            if pynvml.nvmlDeviceGetNvLinkState(handle, link):
+                kind = _ask(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)["value"]
+                bus = _ask(lambda link=link: pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)["value"]
+                found.append((pynvml.NVML_NVLINK_DEVICE_TYPE_UNKNOWN if kind is None else kind, bus or ""))
+        except pynvml.NVMLError as error:
+            refused.append(error)  # beyond those that it has
+    if len(refused) == pynvml.NVML_NVLINK_MAX_LINKS:
+        raise refused[0]
+    return found
+
+
+def _levels(index: int, handle: Any) -> list[tuple[int, int]]:
+    """To each GPU of a higher index; one that does not answer is left out."""
+
+    def level(other: int) -> int:
+        return int(pynvml.nvmlDeviceGetTopologyCommonAncestor(handle, pynvml.nvmlDeviceGetHandleByIndex(other)))
+
+    asked = {other: _ask(level, other) for other in range(index + 1, pynvml.nvmlDeviceGetCount())}
+    if asked and all(each["reason"] for each in asked.values()):
+        level(index + 1)  # raises why
+    return [(other, each["value"]) for other, each in asked.items() if each["reason"] is None]
 
 
 def _xids(uuid: str | None, handle: Any) -> list[tuple[int, int | None, int]]:

@@ -78,10 +78,26 @@ class AskedXids(_Part):
     reason: str | None = None
 
 
+class AskedLinks(_Part):
+    """Of each NVLink that is up what is at its other end: NVML's type of it, and its PCI bus id. Not in each cycle."""
+
+    value: tuple[tuple[int, str], ...] | None = None
+    reason: str | None = None
+
+
+class AskedLevels(_Part):
+    """NVML's level of the nearest common ancestor with each GPU of a higher index. Not in each cycle."""
+
+    value: tuple[tuple[int, int], ...] | None = None
+    reason: str | None = None
+
+
 class RawGpu(RawDevice):
     """One GPU. ``instances`` None: it is not split."""
 
     xids: AskedXids = AskedXids()
+    links: AskedLinks = AskedLinks()
+    levels: AskedLevels = AskedLevels()
     pci_bus_id: Asked = Asked()
     utilisation: Asked = Asked()
     compute_mode: Asked = Asked()
