@@ -57,7 +57,7 @@ class Clocks:
             for beat in self._beats()
             if beat.start_id == start_id
             for device in beat.devices
-            if device.uuid == uuid and (clock := _clock(device, at_us))
+            if device.uuid == uuid and (clock := _clock(device, beat.mono_us, at_us))
         ]
         young = [clock for clock in found if begin_us - TOLD_US <= clock.read_us <= at_us]
         meanwhile = [clock for clock in young if clock.read_us >= begin_us]
@@ -80,17 +80,18 @@ def _slowness(clock: Clock) -> tuple[bool, float]:
     return not clock.reasons, 1.0 if clock.speed is None else clock.speed
 
 
-def _clock(device: DeviceMetrics, at_us: int) -> Clock | None:
+def _clock(device: DeviceMetrics, told_us: int, at_us: int) -> Clock | None:
     """None of a device that tells nothing of what holds it back."""
     bits = _whole(device.health.get("throttle_reasons"))
-    if bits is None or device.sampled_us is None:
+    if bits is None or device.age_us is None:
         return None
+    read_us = told_us - device.age_us
     reasons = tuple(name for bit, name in HELD_BACK.items() if bits & bit)
     now, most = (_whole(device.health.get(name)) for name in ("sm_clock_mhz", "sm_clock_max_mhz"))
     if not reasons or now is None or not most or bits & IDLE:
-        return Clock(device.sampled_us, reasons, None, _text(reasons, device.sampled_us, at_us))
-    text = _text(reasons, device.sampled_us, at_us, f", at {now} of {most} MHz")
-    return Clock(device.sampled_us, reasons, min(1.0, now / most), text)
+        return Clock(read_us, reasons, None, _text(reasons, read_us, at_us))
+    text = _text(reasons, read_us, at_us, f", at {now} of {most} MHz")
+    return Clock(read_us, reasons, min(1.0, now / most), text)
 
 
 def _text(reasons: Sequence[str], read_us: int, at_us: int, clock: str = "") -> str:

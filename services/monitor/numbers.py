@@ -49,6 +49,10 @@ def _dcgm(name: str, about: str, kind: Literal["counter", "gauge"] = "gauge") ->
     return Metric(f"DCGM_FI_{name}", kind, about, _DCGM)
 
 
+def _errors(health: str, name: str, about: str) -> Field:
+    return Field(f"health.{health}", _dcgm(f"DEV_{name}", about, "counter"))
+
+
 def _container(name: str, about: str, kind: Literal["counter", "gauge"] = "gauge") -> Metric:
     return Metric(f"laxity_container_{name}", kind, about, _CONTAINER)
 
@@ -73,14 +77,19 @@ DCGM_FIELDS: Final = (
         _dcgm("DEV_TOTAL_ENERGY_CONSUMPTION", "Total energy consumption since boot (in mJ).", "counter"),
     ),
     Field("health.xid", _dcgm("DEV_XID_ERRORS", "Value of the last XID error encountered.")),
-    Field(
-        "health.ecc_uncorrected",
-        _dcgm("DEV_ECC_DBE_AGG_TOTAL", "Total number of double-bit persistent ECC errors.", "counter"),
+    _errors("pcie_replays", "PCIE_REPLAY_COUNTER", "Total number of PCIe retries."),
+    _errors("ecc_corrected", "ECC_SBE_AGG_TOTAL", "Total number of single-bit persistent ECC errors."),
+    _errors("ecc_uncorrected", "ECC_DBE_AGG_TOTAL", "Total number of double-bit persistent ECC errors."),
+    _errors("retired_pages_sbe", "RETIRED_SBE", "Total number of retired pages due to single-bit errors."),
+    _errors("retired_pages_dbe", "RETIRED_DBE", "Total number of retired pages due to double-bit errors."),
+    _errors("retired_pages_pending", "RETIRED_PENDING", "Total number of pages pending retirement."),
+    _errors(
+        "remapped_rows_uncorrectable",
+        "UNCORRECTABLE_REMAPPED_ROWS",
+        "Number of remapped rows for uncorrectable errors",
     ),
-    Field(
-        "health.remapped_rows_uncorrectable",
-        _dcgm("DEV_UNCORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for uncorrectable errors", "counter"),
-    ),
+    _errors("remapped_rows_correctable", "CORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for correctable errors"),
+    Field("health.row_remap_failure", _dcgm("DEV_ROW_REMAP_FAILURE", "Whether remapping of rows has failed")),
 )
 CONTAINER_FIELDS: Final = (
     Field("cpu_ratio", _container("cpu_cores", "CPU in use, in cores.")),

@@ -68,8 +68,6 @@ class DeviceMetrics(Device):
     """Of a MIG device: its GPU instance on the GPU."""
     mig_profile: str | None = None
     """Of a MIG device, as ``1g.18gb``."""
-    sampled_us: int | None = None
-    """When its values had been read, by the node's CLOCK_MONOTONIC, as stamps of tasks are."""
     health: dict[str, Measured] = Field(default_factory=dict)
     """Further values by name, units in the names: docs/gpus.md lists them. Empty where the probe has none."""
     reasons: dict[str, str] = Field(default_factory=dict)
@@ -79,7 +77,7 @@ class DeviceMetrics(Device):
     sources: dict[str, str] = Field(default_factory=dict)
     """The same for single values, by name, that come from elsewhere."""
     age_us: int | None = None
-    """Time since the device was read last."""
+    """Time since the device was read last; by the node's CLOCK_MONOTONIC that was at ``mono_us`` less this."""
     stale_since_us: int | None = None
     """When it was read last, by the wall clock: said once a cycle has passed without a reading of it."""
     xids: tuple[Xid, ...] = ()

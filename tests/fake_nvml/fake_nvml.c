@@ -282,6 +282,24 @@ int nvmlDeviceGetTotalEccErrors(device *d, int kind, int since, unsigned long lo
     return code;
 }
 
+NUMBER(DeviceGetPcieReplayCounter, unsigned)
+NUMBER(DeviceGetRetiredPagesPendingStatus, int)
+
+/* A row has how many there are. */
+int nvmlDeviceGetRetiredPages(device *d, int cause, unsigned *room, unsigned long long *addresses) {
+    const char *answer;
+    char call[64];
+    unsigned found, i;
+    int code;
+    snprintf(call, sizeof call, "DeviceGetRetiredPages:%d", cause);
+    code = find(call, d, NOT_SUPPORTED, &answer);
+    if (code != OK) return code;
+    found = next(&answer);
+    for (i = 0; addresses && i < found && i < *room; ++i) addresses[i] = i;
+    code = found > *room ? INSUFFICIENT_SIZE : OK;
+    return *room = found, code;
+}
+
 int nvmlDeviceGetRemappedRows(device *d, unsigned *correctable, unsigned *uncorrectable, unsigned *pending,
                               unsigned *failure) {
     const char *answer;

@@ -74,8 +74,7 @@ async def test_a_miss_while_the_clock_was_held_back_names_it_with_what_the_drive
         ServiceProcess("services.monitor", tmp_path, nats_url, **settings),
     ):
         await hold(outside)
-        body = await heartbeat(outside, lambda body: len(body["devices"]) == 2, "two GPUs")
-        assert 0 < body["devices"][0]["sampled_us"] <= body["mono_us"]
+        await heartbeat(outside, lambda body: len(body["devices"]) == 2, "two GPUs")
         cause = await until(held_back, "a miss that is put down to the power cap")
         assert ("throttled", None) == (cause["cause"], cause["container"])
         assert cause["detail"].startswith("power cap, at 990 of 1980 MHz, read ")

@@ -3,82 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from services.monitor.probes.base import Capacity, DeviceReading, Reading, Snapshot
-from services.monitor.probes.gpu import GpuProbe, GpuSharing
+from services.monitor.probes.base import DeviceReading, Reading
+from services.monitor.probes.gpu import GpuSharing
 from services.monitor.probes.nvml_process import AskedXids, NvmlProcess
 from services.monitor.probes.xids import Xids
-from tests.fake_nvml.build import FakeDriver, build_fake_nvml
-
-GPU0, GPU1 = (f"GPU-fake0000-0000-0000-0000-00000000000{index}" for index in (0, 1))
-LONG_S = 20.0
+from tests.gpu_node import Node, faults
 
 
-class Host:
-    """The rest of the node: nothing."""
+class Events:
+    """A node at whose GPUs something happens: each row of the driver stays until it is said anew."""
 
-    def capacity(self) -> Capacity:
-        return Capacity(8_000, 32_000)
-
-    def read(self) -> Snapshot:
-        return Snapshot(())
-
-
-class Node:
-    """A probe and its driver. What happens to GPUs comes on top of what happened before."""
-
-    def __init__(self, driver: FakeDriver, process: NvmlProcess, quiet_s: float = 600) -> None:
-        self.driver = driver
-        self.probe = GpuProbe(Host(), process, GpuSharing(), quiet_s=quiet_s)
-        self.rows: dict[str, str] = {}
+    def __init__(self, node: Node, profile: str = "h100") -> None:
+        self.node, self.rows = node, dict[str, str]()
+        node.driver.plays(profile)
+        node.process.restart()
 
     def says(self, call: str, device: str, answer: str) -> None:
         self.rows[f"{call} {device}"] = answer
-        self.driver.fails(*(f"{row} {answer}" for row, answer in self.rows.items()))
+        self.node.driver.fails(*(f"{row} {answer}" for row, answer in self.rows.items()))
 
     def read(self) -> tuple[DeviceReading, ...]:
-        """What the driver says now; a new process takes its time."""
-        until_s = time.monotonic() + LONG_S
-        while True:
-            devices = self.probe.read().devices
-            if devices and devices[0].fault != "driver_starting":
-                return devices
-            assert time.monotonic() < until_s
+        return self.node.until(lambda devices: bool(devices) and devices[0].fault != "driver_starting")
 
     def xids(self, device: int) -> list[tuple[int, int]]:
         return [(seen.xid, seen.count) for seen in self.read()[device].xids]
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeDriver]:
-    folder = tmp_path_factory.mktemp("driver")
-    made = FakeDriver(build_fake_nvml(folder), folder / "profile")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in made.environment.items():
-            patch.setenv(name, value)
-        yield made
-
-
 @pytest.fixture
-def process(library: FakeDriver) -> Iterator[NvmlProcess]:
-    made = NvmlProcess(LONG_S, first_deadline_s=LONG_S, pause_s=0.001)
-    yield made
-    made.restart()
-
-
-@pytest.fixture
-def node(library: FakeDriver, process: NvmlProcess) -> Node:
-    library.plays("h100")
-    made = Node(library, process)
+def events(node: Node) -> Events:
+    """One that has been looked at."""
+    made = Events(node)
     made.read()
     return made
-
-
-def faults(devices: tuple[DeviceReading, ...]) -> list[str | None]:
-    return [device.fault for device in devices]
 
 
 def asked(*xids: int, instance: int | None = None) -> AskedXids:
@@ -88,30 +47,29 @@ def asked(*xids: int, instance: int | None = None) -> AskedXids:
 # --- XIDs ---
 
 
-def test_xids_are_counted_by_code_with_the_time_of_the_last(node: Node) -> None:
+def test_xids_are_counted_by_code_with_the_time_of_the_last(events: Events) -> None:
     began_us = time.time_ns() // 1000
-    node.says("EventSetWait_v2", "1", "13:-1 31:-1 13:-1")
-    first, second = node.read()
+    events.says("EventSetWait_v2", "1", "13:-1 31:-1 13:-1")
+    first, second = events.read()
     assert [(13, 2), (31, 1)] == [(seen.xid, seen.count) for seen in second.xids]
     assert all(began_us <= seen.at_us <= time.time_ns() // 1000 for seen in second.xids)
     assert [(), Reading(0)] == [first.xids, first.health["xid"]]
-    node.says("EventSetWait_v2", "1", "13:-1 31:-1 13:-1 43:-1")
-    assert [(13, 2), (31, 1), (43, 1)] == node.xids(1)
-    assert Reading(43) == node.read()[1].health["xid"]
+    events.says("EventSetWait_v2", "1", "13:-1 31:-1 13:-1 43:-1")
+    assert [(13, 2), (31, 1), (43, 1)] == events.xids(1)
+    assert Reading(43) == events.read()[1].health["xid"]
 
 
-def test_what_happened_before_the_monitor_came_is_not_told(library: FakeDriver, process: NvmlProcess) -> None:
-    library.plays("h100")
-    node = Node(library, process)
-    node.says("EventSetWait_v2", "0", "79:-1")
-    assert [None, None] == faults(node.read())
+def test_what_happened_before_the_monitor_came_is_not_told(node: Node) -> None:
+    events = Events(node)
+    events.says("EventSetWait_v2", "0", "79:-1")
+    assert [None, None] == faults(events.read())
 
 
-def test_M19_a_fault_of_a_program_makes_no_gpu_ill_and_one_of_the_card_does(node: Node) -> None:
-    node.says("EventSetWait_v2", "0", "13:-1 31:-1 43:-1 63:-1 92:-1")
-    assert [None, None] == faults(node.read())
-    node.says("EventSetWait_v2", "0", "13:-1 31:-1 43:-1 63:-1 92:-1 62:-1 45:-1")
-    first, second = node.read()
+def test_M19_a_fault_of_a_program_makes_no_gpu_ill_and_one_of_the_card_does(events: Events) -> None:
+    events.says("EventSetWait_v2", "0", "13:-1 31:-1 43:-1 63:-1 92:-1")
+    assert [None, None] == faults(events.read())
+    events.says("EventSetWait_v2", "0", "13:-1 31:-1 43:-1 63:-1 92:-1 62:-1 45:-1")
+    first, second = events.read()
     assert ("xid_62", Reading(45), None) == (first.fault, first.health["xid"], second.fault)
 
 
@@ -123,12 +81,12 @@ def test_M19_a_gpu_is_trusted_again_when_no_fatal_xid_has_come_for_a_while() -> 
     assert [(13, 1), (48, 2), (79, 1)] == [(seen.xid, seen.count) for seen in xids.told("g", None)]
 
 
-def test_events_of_the_other_gpus_are_heard_while_one_is_lost(node: Node) -> None:
+def test_events_of_the_other_gpus_are_heard_while_one_is_lost(events: Events) -> None:
     for call in ("DeviceGetHandleByIndex_v2", "DeviceGetMemoryInfo_v2"):
-        node.says(call, "1", "error 15")
-    node.says("EventSetWait_v2", "1", "79:-1")
-    node.says("EventSetWait_v2", "0", "31:-1")
-    first, second = node.read()
+        events.says(call, "1", "error 15")
+    events.says("EventSetWait_v2", "1", "79:-1")
+    events.says("EventSetWait_v2", "0", "31:-1")
+    first, second = events.read()
     assert ([(31, 1)], None) == ([(seen.xid, seen.count) for seen in first.xids], first.fault)
     assert ([(79, 1)], "gpu_lost", Reading(79)) == (
         [(seen.xid, seen.count) for seen in second.xids],
@@ -137,13 +95,13 @@ def test_events_of_the_other_gpus_are_heard_while_one_is_lost(node: Node) -> Non
     )
 
 
-def test_a_gpu_whose_events_cannot_be_waited_for_says_why_and_is_heard_again(node: Node) -> None:
-    node.says("EventSetWait_v2", "1", "error 999")
-    assert [Reading(0), Reading(None, "driver_error")] == [device.health["xid"] for device in node.read()]
-    node.says("EventSetWait_v2", "1", "")
-    node.read()
-    node.says("EventSetWait_v2", "1", "31:-1")
-    assert [(31, 1)] == node.xids(1)
+def test_a_gpu_whose_events_cannot_be_waited_for_says_why_and_is_heard_again(events: Events) -> None:
+    events.says("EventSetWait_v2", "1", "error 999")
+    assert [Reading(0), Reading(None, "driver_error")] == [device.health["xid"] for device in events.read()]
+    events.says("EventSetWait_v2", "1", "")
+    events.read()
+    events.says("EventSetWait_v2", "1", "31:-1")
+    assert [(31, 1)] == events.xids(1)
 
 
 @pytest.mark.parametrize(
@@ -155,33 +113,84 @@ def test_a_gpu_whose_events_cannot_be_waited_for_says_why_and_is_heard_again(nod
     ],
 )
 def test_where_the_driver_tells_no_xids_they_are_unknown_and_not_none(
-    library: FakeDriver, process: NvmlProcess, call: str, answer: str, reason: str
+    node: Node, call: str, answer: str, reason: str
 ) -> None:
-    library.plays("h100")
-    node = Node(library, process)
-    node.says(call, "1", answer)
-    first, second = node.read()
+    events = Events(node)
+    events.says(call, "1", answer)
+    first, second = events.read()
     assert (Reading(0), Reading(None, reason), ()) == (first.health["xid"], second.health["xid"], second.xids)
 
 
-def test_counts_outlive_the_process_that_asks(node: Node, process: NvmlProcess) -> None:
-    node.says("EventSetWait_v2", "0", "31:-1")
-    assert [(31, 1)] == node.xids(0)
-    process.restart()
-    assert [(31, 1)] == node.xids(0)
+def test_counts_outlive_the_process_that_asks(events: Events, nvml_process: NvmlProcess) -> None:
+    events.says("EventSetWait_v2", "0", "31:-1")
+    assert [(31, 1)] == events.xids(0)
+    nvml_process.restart()
+    assert [(31, 1)] == events.xids(0)
 
 
-def test_a_part_of_a_split_gpu_has_its_own_xids_and_those_of_the_whole(
-    library: FakeDriver, process: NvmlProcess
-) -> None:
-    library.plays("h200-mig")
-    node = Node(library, process)
-    node.read()
-    node.says("EventSetWait_v2", "0", "95:2 31:-1")
-    first, second, other = node.read()
+def test_a_part_of_a_split_gpu_has_its_own_xids_and_those_of_the_whole(node: Node) -> None:
+    events = Events(node, "h200-mig")
+    events.read()
+    events.says("EventSetWait_v2", "0", "95:2 31:-1")
+    first, second, other = events.read()
     assert [("xid_95", [31, 95]), (None, [31]), (None, [])] == [
         (device.fault, [seen.xid for seen in device.xids]) for device in (first, second, other)
     ]
+
+
+# --- memory that is broken ---
+
+
+def test_a_card_that_has_no_spare_rows_left_is_ill_also_when_it_is_split_and_does_not_tell_any_more(
+    events: Events,
+) -> None:
+    events.says("DeviceGetRemappedRows", "1", "0 8 1 0")
+    assert [None, None] == faults(events.read())  # a reset is due, and nothing is broken until then
+    events.says("DeviceGetRemappedRows", "1", "0 8 0 1")
+    assert [None, "row_remap_failure"] == faults(events.read())
+    events.says("DeviceGetRemappedRows", "1", "error 3")
+    assert [None, "row_remap_failure"] == faults(events.read())
+    events.says("DeviceGetRemappedRows", "1", "0 0 0 0")
+    assert [None, None] == faults(events.read())
+
+
+@pytest.mark.parametrize("single, double, fault", [(0, 63, None), (30, 34, "retired_pages"), (0, 64, "retired_pages")])
+def test_an_older_card_that_can_retire_no_more_pages_is_ill(
+    events: Events, single: int, double: int, fault: str | None
+) -> None:
+    for cause, pages in enumerate((single, double)):
+        events.says(f"DeviceGetRetiredPages:{cause}", "0", str(pages))
+    device = events.read()[0]
+    assert (single, double, fault) == (
+        device.health["retired_pages_sbe"].value,
+        device.health["retired_pages_dbe"].value,
+        device.fault,
+    )
+
+
+def test_another_uncorrected_error_makes_a_gpu_ill_only_where_no_xid_would_tell(node: Node) -> None:
+    for supported, expected in (("31", None), ("error 3", "ecc_uncorrected")):
+        events = Events(Node(node.driver, node.process, GpuSharing()))
+        events.says("DeviceGetSupportedEventTypes", "1", supported)
+        events.says("DeviceGetTotalEccErrors:1:1", "1", "7")
+        assert [None, None] == faults(events.read())
+        events.says("DeviceGetTotalEccErrors:1:1", "1", "8")
+        assert [None, expected] == faults(events.read())
+
+
+def test_a_gpu_is_trusted_again_when_no_uncorrected_error_has_come_for_a_while(node: Node) -> None:
+    events = Events(Node(node.driver, node.process, GpuSharing(xid_quiet_s=0.2)))
+    events.says("DeviceGetSupportedEventTypes", "0", "error 3")
+    events.read()
+    events.says("DeviceGetTotalEccErrors:1:1", "0", "1")
+    assert "ecc_uncorrected" == events.read()[0].fault
+    events.node.until(lambda devices: faults(devices) == [None, None])
+
+
+def test_unknown_numbers_make_nobody_ill(events: Events) -> None:
+    for call in ("DeviceGetRemappedRows", "DeviceGetRetiredPages:[01]", "DeviceGetTotalEccErrors*"):
+        events.says(call, "?", "error 999")
+    assert [None, None] == faults(events.read())
 
 
 def test_a_code_that_cannot_be_one_is_none() -> None:
@@ -207,15 +216,15 @@ def test_a_code_that_cannot_be_one_is_none() -> None:
     ],
 )
 def test_gpus_have_the_group_that_the_driver_tells(
-    library: FakeDriver, process: NvmlProcess, profile: str, rows: tuple[str, ...], groups: list[str | None]
+    node: Node, profile: str, rows: tuple[str, ...], groups: list[str | None]
 ) -> None:
-    library.plays(profile)
-    library.fails(*rows)
-    assert groups == [device.group for device in Node(library, process).read()]
+    events = Events(node, profile)
+    node.driver.fails(*rows)
+    assert groups == [device.group for device in events.read()]
 
 
-def test_a_gpu_that_is_lost_at_the_start_leaves_the_others_groups(library: FakeDriver, process: NvmlProcess) -> None:
-    library.plays("a100-pairs")
-    library.fails("* 1 error 15")
-    found = {device.index: device.group for device in Node(library, process).read()}
+def test_a_gpu_that_is_lost_at_the_start_leaves_the_others_groups(node: Node) -> None:
+    events = Events(node, "a100-pairs")
+    node.driver.fails("* 1 error 15")
+    found = {device.index: device.group for device in events.read()}
     assert (found[0], "nvlink-00000000:1B:00.0") == (found[2], found[0])

@@ -11,18 +11,26 @@ from shared.messages import DeviceMetrics, Measured, NodeMetrics, Regime
 from tests.tracker_server import lead, tracker
 
 BEGIN_US, AT_US = 10_000_000, 10_500_000
+AGE_US = 300_000
 THERMAL, POWER, IDLE = 0x20, 0x04, 0x01
 
 
-def heartbeat(read_us: int | None, start_id: str = "s", **health: int | None) -> bytes:
+def heartbeat(read_us: int, start_id: str = "s", **health: int | None) -> bytes:
     """A heartbeat whose one device was read then; a value that is None is unknown."""
     measured = {k: Measured(value=v, reason=None if v is not None else "not_supported") for k, v in health.items()}
     unknown = Measured(value=None, reason="not_supported")
     said: dict[str, Any] = {"uuid": "d", "index": 0, "model": "m", "regime": Regime.GATED, "healthy": True}
     device = DeviceMetrics(
-        **said, memory_mib=1, utilisation_ratio=unknown, memory_used_mib=unknown, sampled_us=read_us, health=measured
+        **said, memory_mib=1, utilisation_ratio=unknown, memory_used_mib=unknown, age_us=AGE_US, health=measured
     )
-    times = {"counter": 1, "at_us": 1, "mono_us": 1, "period_us": 1_000_000, "cpu_milli": 1, "memory_mib": 1}
+    times = {
+        "counter": 1,
+        "at_us": 1,
+        "mono_us": read_us + AGE_US,
+        "period_us": 1_000_000,
+        "cpu_milli": 1,
+        "memory_mib": 1,
+    }
     return NodeMetrics.model_validate({"node": "n1", "start_id": start_id, "devices": (device,), **times}).to_json()
 
 
@@ -51,10 +59,9 @@ def test_a_clock_that_was_held_back_is_told_with_its_reasons_and_its_speed() -> 
         (BEGIN_US - 2_000_000, True),
         (AT_US, True),
         (AT_US + 1, False),
-        (None, False),
     ],
 )
-def test_a_value_counts_that_was_read_while_the_task_ran_or_not_long_before(read_us: int | None, counts: bool) -> None:
+def test_a_value_counts_that_was_read_while_the_task_ran_or_not_long_before(read_us: int, counts: bool) -> None:
     assert counts == (around(heartbeat(read_us, throttle_reasons=THERMAL)) is not None)
 
 

@@ -25,6 +25,7 @@ from services.monitor.probes.base import (
     Reading,
     Snapshot,
 )
+from services.monitor.probes.cards import Cards
 from services.monitor.probes.holders import with_gpus
 from services.monitor.probes.nvml_process import (
     Answer,
@@ -36,8 +37,6 @@ from services.monitor.probes.nvml_process import (
     RawGpu,
 )
 from services.monitor.probes.reasons import Reason
-from services.monitor.probes.topology import Topology
-from services.monitor.probes.xids import Xids
 from shared.log import Logger, logger
 from shared.messages import Regime
 
@@ -62,11 +61,19 @@ _OF_THE_BOARD: Final = frozenset(
     {
         "temperature_celsius",
         "sm_clock_mhz",
+        "sm_clock_max_mhz",
         "memory_clock_mhz",
         "throttle_reasons",
+        "ecc_corrected",
         "ecc_uncorrected",
+        "remapped_rows_correctable",
         "remapped_rows_uncorrectable",
+        "row_remap_pending",
         "row_remap_failure",
+        "retired_pages_sbe",
+        "retired_pages_dbe",
+        "retired_pages_pending",
+        "pcie_replays",
         "fan_ratio",
         "persistence_mode",
     }
@@ -77,12 +84,16 @@ _EXCLUSIVE_THREAD, _PROHIBITED, _EXCLUSIVE_PROCESS = 1, 2, 3  # NVML's compute m
 
 @dataclass(frozen=True, slots=True)
 class GpuSharing:
-    """How GPUs are shared: ``regime``, or for single ones ``regimes`` by uuid; MIG devices always as MIG."""
+    """How GPUs are shared: ``regime``, or for single ones ``regimes`` by uuid; MIG devices always as MIG.
+
+    ``xid_quiet_s``: how long after the last fatal error none of their promises is believed.
+    """
 
     regime: Regime = Regime.TIME_SLICED
     regimes: Mapping[str, Regime] = field(default_factory=dict)
     slice_us: int | None = None
     switch_us: int | None = None
+    xid_quiet_s: float = 600
 
 
 class GpuProbe:
@@ -103,7 +114,6 @@ class GpuProbe:
         proc: Path = Path("/proc"),
         sys: Path = Path("/sys"),
         log: Logger | None = None,
-        quiet_s: float = 600,
     ) -> None:
         self._host, self._driver, self._sharing, self._proc = host, driver, sharing, proc
         self._sys = sys
@@ -115,11 +125,7 @@ class GpuProbe:
         self._chips: dict[str, str] = {}
         self._remap_failed: set[str] = set()
         self._counts: Counter[str] = Counter()
-        self._xids = Xids(quiet_s)
-        self._cards: dict[str, tuple[str, int | None]] = {}
-        """GPU and GPU instance of each device."""
-        self._topology = Topology()
-        self._groups: dict[str, str] = {}
+        self._cards = Cards(sharing.xid_quiet_s, self._log)
         self._state: str | None = ""
 
     def capacity(self) -> Capacity:
@@ -129,35 +135,14 @@ class GpuProbe:
         host = self._host.read()
         answer = self._driver.ask()
         failed = answer.failed
-        found = [self._ill(uuid, failed) for uuid in self._told] if failed else list(self._devices(answer, host))
         now_s = time.monotonic()
-        found = [self._of_card(reading, failed, now_s) for reading in found]
+        self._cards.take(answer.gpus, now_s)
+        found = [self._ill(uuid, failed) for uuid in self._told] if failed else list(self._devices(answer, host))
+        found = [self._cards.told(reading, failed, now_s) for reading in found]
         self._note(failed, len(found))
         self._told |= {reading.uuid: reading for reading in found}
         containers = with_gpus(host.containers, {} if failed else self._holders)
         return replace(host, devices=tuple(found), containers=containers, counts={**host.counts, **self._counts})
-
-    def _of_card(self, reading: DeviceReading, failed: str | None, now_s: float) -> DeviceReading:
-        """As it is known of its GPU."""
-        card = self._cards.get(reading.uuid, (reading.uuid, None))
-        last = Reading(None, failed) if failed else self._xids.last(*card)
-        fault = reading.fault or self._xids.fault(*card, now_s)
-        return replace(
-            reading,
-            xids=self._xids.told(*card),
-            fault=fault,
-            health={**reading.health, "xid": last},
-            pci_bus_id=self._topology.bus(card[0]),
-            gpu_instance=card[1],
-            mig_profile=_profile(reading),
-        )
-
-    def _hear(self, gpu: RawGpu) -> None:
-        """Count its XIDs, and log a fatal one."""
-        if not isinstance(gpu.uuid.value, str) or not gpu.uuid.value:
-            return
-        for xid in self._xids.take(gpu.uuid.value, gpu.xids, time.monotonic()):
-            self._log.warning("a GPU cannot be relied on", uuid=gpu.uuid.value, xid=xid)
 
     def _note(self, failed: str | None, devices: int) -> None:
         """Count what is wrong in each cycle, and log it once."""
@@ -173,10 +158,7 @@ class GpuProbe:
     def _devices(self, answer: Answer, host: Snapshot) -> Iterator[DeviceReading]:
         ours = frozenset(pid for container in host.containers for pid in container.pids)
         self._holders = {}
-        self._topology.take(answer.gpus)
-        self._groups = self._topology.groups()
         for gpu in answer.gpus:
-            self._hear(gpu)
             uuid = gpu.uuid.value
             if gpu.uuid.reason or not isinstance(uuid, str) or not uuid:
                 self._counts[f"nvml.device.{gpu.uuid.reason or UNREADABLE}"] += 1
@@ -195,7 +177,6 @@ class GpuProbe:
             yield self._ill(gpu.uuid.value, MIG_ENABLED)
         for instance in gpu.instances.value or ():
             if isinstance(instance.uuid.value, str) and instance.uuid.value:
-                self._cards[instance.uuid.value] = gpu.uuid.value, instance.instance.value
                 yield self._of_board(gpu, self._device(instance, ours, host))
             else:
                 self._counts[f"nvml.mig.{instance.uuid.reason or UNREADABLE}"] += 1
@@ -245,7 +226,6 @@ class GpuProbe:
             index=raw.index,
             model=str(raw.name.value or "unknown"),
             regime=regime,
-            group=self._groups.get(raw.uuid.value),
             slice_us=self._sharing.slice_us if time_sliced else None,
             switch_us=self._sharing.switch_us if time_sliced else None,
             memory_mib=memory,
@@ -347,11 +327,6 @@ def _without_zeros(raw: RawDevice) -> RawDevice:
     if isinstance(raw, RawGpu) and raw.utilisation.value == 0:
         changed["utilisation"] = unknown
     return raw.model_copy(update=changed)
-
-
-def _profile(reading: DeviceReading) -> str | None:
-    """By the name of a MIG device, whose last word it is."""
-    return reading.model.rpartition(" ")[2] if reading.regime is Regime.MIG else None
 
 
 def _utilisation(raw: RawDevice) -> Reading:

@@ -96,6 +96,7 @@ def _init() -> str | None:
     """Begin with the driver, or begin anew. Where it may not open the device files it says *unknown*."""
     try:
         if pynvml.nvmlLib:
+            EVENTS.clear()
             pynvml.nvmlShutdown()
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -185,6 +186,15 @@ def _throttle_reasons(handle: Any) -> int:
         return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
 
 
+def _retired(handle: Any, cause: int) -> int:
+    """How many; the binding would make room for as many as a driver says, whatever it says."""
+    call, count = getattr(pynvml.nvmlLib, "nvmlDeviceGetRetiredPages", None), ctypes.c_uint(0)
+    code = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND if call is None else call(handle, cause, ctypes.byref(count), None)
+    if code not in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_INSUFFICIENT_SIZE):
+        raise pynvml.NVMLError(code)
+    return count.value
+
+
 HEALTH: Final[dict[str, Callable[[Any], Any]]] = {
     "temperature_celsius": lambda handle: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
     "power_mw": pynvml.nvmlDeviceGetPowerUsage,
@@ -193,11 +203,22 @@ HEALTH: Final[dict[str, Callable[[Any], Any]]] = {
     "sm_clock_max_mhz": lambda handle: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM),
     "memory_clock_mhz": lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
     "throttle_reasons": _throttle_reasons,
+    "ecc_corrected": lambda handle: pynvml.nvmlDeviceGetTotalEccErrors(
+        handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_AGGREGATE_ECC
+    ),
     "ecc_uncorrected": lambda handle: pynvml.nvmlDeviceGetTotalEccErrors(
         handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_AGGREGATE_ECC
     ),
+    "remapped_rows_correctable": lambda handle: pynvml.nvmlDeviceGetRemappedRows(handle)[0],
     "remapped_rows_uncorrectable": lambda handle: pynvml.nvmlDeviceGetRemappedRows(handle)[1],
+    "row_remap_pending": lambda handle: pynvml.nvmlDeviceGetRemappedRows(handle)[2],
     "row_remap_failure": lambda handle: pynvml.nvmlDeviceGetRemappedRows(handle)[3],
+    "retired_pages_sbe": lambda handle: _retired(
+        handle, pynvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS
+    ),
+    "retired_pages_dbe": lambda handle: _retired(handle, pynvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR),
+    "retired_pages_pending": pynvml.nvmlDeviceGetRetiredPagesPendingStatus,
+    "pcie_replays": pynvml.nvmlDeviceGetPcieReplayCounter,
     "fan_ratio": lambda handle: pynvml.nvmlDeviceGetFanSpeed(handle) / 100,
     "persistence_mode": pynvml.nvmlDeviceGetPersistenceMode,
 }

@@ -8,10 +8,10 @@ from typing import Final
 
 from services.monitor.probes.base import Reading, XidReading
 from services.monitor.probes.nvml_process import AskedXids
+from services.monitor.probes.reasons import Reason
 
-FATAL: Final = frozenset({48, 62, 64, 74, 79, 95, 119, 120})
-"""After these the GPU cannot be relied on: uncorrectable memory (48, 64, 95), halted (62), NVLink (74), off the bus
-(79), its system processor (119, 120). 13, 31 and 43 are a program's own fault, 63 and 92 say what was repaired."""
+FATAL: Final = {xid: Reason(f"xid_{xid}") for xid in (48, 62, 64, 74, 79, 95, 119, 120)}
+"""After these a GPU cannot be relied on. 13, 31 and 43 are a program's own fault, 63 and 92 tell what was repaired."""
 MAX_XID: Final = 100_000
 NONE_YET: Final = 0
 """As ``DCGM_FI_DEV_XID_ERRORS`` has it: no XID has this number."""
@@ -66,7 +66,7 @@ class Xids:
             for xid, seen in self._of(gpu, instance)
             if xid in FATAL and now_s - seen.at_s < self._quiet_s
         ]
-        return f"xid_{max(recent)[1]}" if recent else None
+        return FATAL[max(recent)[1]] if recent else None
 
     def _of(self, gpu: str, instance: int | None) -> Iterable[tuple[int, _Seen]]:
         for whose in {None, instance}:
