@@ -94,6 +94,11 @@ DCGM_FIELDS: Final = (
 CONTAINER_FIELDS: Final = (
     Field("cpu_ratio", _container("cpu_cores", "CPU in use, in cores.")),
     Field("memory_mib", _container("memory_bytes", "Memory in use."), MIB),
+    Field(
+        "tasks_us",
+        _container("tasks_busy_seconds_total", "Time with a task open, added up over its processes.", "counter"),
+        1e-6,
+    ),
     Field("use.cpu_us", _container("cpu_seconds_total", "Processor time by its control group.", "counter"), 1e-6),
     Field("use.memory_mib", _container("charged_memory_bytes", "Memory by its control group, with page cache."), MIB),
     Field("use.memory_limit_mib", _container("memory_limit_bytes", "The limit of that, where there is one."), MIB),
@@ -122,11 +127,17 @@ _XIDS: Final = Metric(
 _XID_LAST: Final = Metric(
     "laxity_device_xid_last_timestamp_seconds", "gauge", "When it last did, since 1970.", (*_DEVICE, "xid")
 )
-_HELD: Final = Metric(
-    "laxity_container_device_memory_bytes",
-    "gauge",
-    "Memory of a device that the container's processes hold.",
-    (*_CONTAINER, "uuid"),
+
+
+def _held(name: str, about: str, kind: Literal["counter", "gauge"] = "gauge") -> Metric:
+    return Metric(f"laxity_container_device_{name}", kind, about, (*_CONTAINER, "uuid"))
+
+
+HELD_FIELDS: Final = (
+    Field("memory_mib", _held("memory_bytes", "Memory of a device that the container's processes hold."), MIB),
+    Field("utilisation_ratio", _held("utilisation_ratio", "Share of time in which they computed, by samples.")),
+    Field("busy_us", _held("busy_seconds_total", "The same added up since it was first seen there.", "counter"), 1e-6),
+    Field("busy_error_us", _held("busy_error_seconds", "By how much that may be off."), 1e-6),
 )
 _RECORDS: Final = Metric("laxity_monitor_task_records_total", "counter", "Task records by kind.", ("kind",))
 _LOST: Final = Metric(
@@ -145,8 +156,8 @@ _PLAIN: Final = {
     "probe.fields_known": _KNOWN,
 }
 METRICS: Final = (
-    *(field.metric for field in (*DEVICE_FIELDS, *DCGM_FIELDS, *CONTAINER_FIELDS)),
-    *(_INFO, _HEALTHY, _ILL, _SUPPORTED, _XIDS, _XID_LAST, _HELD, _RECORDS, *_PLAIN.values(), _COUNTED),
+    *(field.metric for field in (*DEVICE_FIELDS, *DCGM_FIELDS, *CONTAINER_FIELDS, *HELD_FIELDS)),
+    *(_INFO, _HEALTHY, _ILL, _SUPPORTED, _XIDS, _XID_LAST, _RECORDS, *_PLAIN.values(), _COUNTED),
 )
 
 
@@ -187,8 +198,7 @@ def _of_container(node: str, container: ContainerMetrics) -> Iterator[Sample]:
     of = (node, container.container, container.request_id)
     yield from _told(CONTAINER_FIELDS, container, of)
     for held in container.use.gpus if container.use else ():
-        value = held.memory_mib.value
-        yield from _HELD.of(None if value is None else value * MIB, *of, held.uuid)
+        yield from _told(HELD_FIELDS, held, (*of, held.uuid))
 
 
 def _told(fields: Iterable[Field], message: Message, labels: tuple[str | None, ...]) -> Iterator[Sample]:

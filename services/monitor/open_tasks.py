@@ -71,6 +71,9 @@ class OpenTasks:
     pid: int | None = None
     ended_late: bool = False
     """A task of the last reading was not known to be late, and ended after its deadline."""
+    busy_us: int = 0
+    """Time in which a task was open, up to when none was last; without that of tasks whose end was lost."""
+    _busy_since_us: int = 0
     _open: dict[int, _Open] = field(default_factory=dict)
     _due: list[tuple[int, int]] = field(default_factory=list)
 
@@ -128,10 +131,21 @@ class OpenTasks:
 
     def _record(self, row: Row) -> None:
         if row.kind == BEGIN:
+            if not self._open:
+                self._busy_since_us = row.stamp_us
             self._open[row.seq] = _Open(row)
             heapq.heappush(self._due, (row.stamp_us + row.deadline_us + GUARD_US, row.seq))
         elif task := self._open.pop(row.begin_seq, None):
             self.ended_late |= row.stamp_us - task.begin.stamp_us > task.begin.deadline_us and not task.overdue
+            if not self._open:
+                self._busy_us_to(row.stamp_us)
+
+    def _busy_us_to(self, stamp_us: int) -> None:
+        self.busy_us += max(0, stamp_us - self._busy_since_us)
+
+    def busy_us_at(self, clock_us: int) -> int:
+        """With what is open now."""
+        return self.busy_us + (max(0, clock_us - self._busy_since_us) if self._open else 0)
 
     def _undecided(self, seq: int) -> bool:
         task = self._open.get(seq)
@@ -159,6 +173,8 @@ class OpenTasks:
         return [_verdict(task.begin, LOST, clock_us) for task in dropped if not task.overdue]
 
     def _close(self, kind: int, clock_us: int) -> list[Row]:
+        if self._open and kind == ABORTED:
+            self._busy_us_to(clock_us)
         left = [task for task in self._open.values() if kind == ABORTED or not task.overdue]
         rows = [_verdict(task.begin, kind, clock_us) for task in left]
         self._open.clear()

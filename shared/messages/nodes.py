@@ -89,6 +89,12 @@ class GpuUse(Message):
 
     uuid: Name
     memory_mib: Measured
+    utilisation_ratio: Measured | None = None
+    """By the driver's samples of its processes since the cycle before."""
+    busy_us: Measured | None = None
+    """These added up since it was first seen on the device."""
+    busy_error_us: Measured | None = None
+    """By how much that may be off: docs/gpus.md says what is in it."""
 
 
 class ContainerUse(Message):
@@ -117,6 +123,9 @@ class ContainerMetrics(Message):
     pids: tuple[int, ...] = ()
     cpu_ratio: Measured | None = None
     memory_mib: Measured | None = None
+    tasks_us: int | None = None
+    """Time in which a task of it was open since the monitor's start, added up over its processes: what the samples of
+    ``use.gpus`` are to be compared with. None where it has no ring."""
     use: ContainerUse | None = None
     """None where nothing beyond the processes of the container is known."""
 

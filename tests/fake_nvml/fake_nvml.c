@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define OK 0
@@ -308,6 +309,28 @@ int nvmlDeviceGetRemappedRows(device *d, unsigned *correctable, unsigned *uncorr
         *correctable = next32(&answer), *uncorrectable = next32(&answer), *pending = next32(&answer),
         *failure = next32(&answer);
     return code;
+}
+
+/* --- who computes --- */
+
+typedef struct { unsigned pid; unsigned long long at_us; unsigned sm, memory, encoder, decoder; } sample;
+
+/* A row has PID:PERCENT:AGE_MS of each process's newest sample. As the driver: without room it says that 100 are needed,
+ * however many there are, and with nothing newer that nothing was found. */
+int nvmlDeviceGetProcessUtilization(device *d, sample *list, unsigned *room, unsigned long long since_us) {
+    const char *answer;
+    unsigned found = 0, pid, percent;
+    int used, age_ms, code = find("DeviceGetProcessUtilization", d, NOT_SUPPORTED, &answer);
+    struct timespec now;
+    unsigned long long at_us;
+    if (code != OK) return code;
+    if (!list) return *room = 100, INSUFFICIENT_SIZE;
+    clock_gettime(CLOCK_REALTIME, &now);
+    for (; sscanf(answer, " %u:%u:%d%n", &pid, &percent, &age_ms, &used) == 3 && found < *room; answer += used) {
+        at_us = now.tv_sec * 1000000ULL + now.tv_nsec / 1000 - age_ms * 1000LL;
+        if (at_us > since_us) list[found++] = (sample){pid, at_us, percent, 0, 0, 0};
+    }
+    return *room = found, found ? OK : NOT_FOUND;
 }
 
 /* --- what happens to it --- */

@@ -75,6 +75,15 @@ class DeviceReading:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuTimeReading:
+    """``ratio`` of late, ``busy_us`` since the container was first seen on the GPU, and what that may be off by."""
+
+    ratio: Reading
+    busy_us: Reading
+    error_us: Reading
+
+
+@dataclass(frozen=True, slots=True)
 class ContainerUseReading:
     """What a container's own control group says. ``gpus``: MiB that its processes hold, by the uuid of the device."""
 
@@ -86,6 +95,7 @@ class ContainerUseReading:
     memory_limit_mib: Reading = Reading(None, NOT_SUPPORTED)
     throttled_periods: Reading = Reading(None, NOT_SUPPORTED)
     gpus: Mapping[str, Reading] = field(default_factory=dict)
+    gpu_times: Mapping[str, GpuTimeReading] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

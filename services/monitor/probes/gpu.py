@@ -26,12 +26,14 @@ from services.monitor.probes.base import (
     Snapshot,
 )
 from services.monitor.probes.cards import Cards
+from services.monitor.probes.gpu_time import GpuTimes
 from services.monitor.probes.holders import with_gpus
 from services.monitor.probes.nvml_process import (
     Answer,
     Asked,
     AskedMemory,
     AskedProcesses,
+    AskedSamples,
     NvmlProcess,
     RawDevice,
     RawGpu,
@@ -125,6 +127,7 @@ class GpuProbe:
         self._chips: dict[str, str] = {}
         self._remap_failed: set[str] = set()
         self._counts: Counter[str] = Counter()
+        self._times = GpuTimes(self._counts)
         self._cards = Cards(sharing.xid_quiet_s, self._log)
         self._state: str | None = ""
 
@@ -141,7 +144,11 @@ class GpuProbe:
         found = [self._cards.told(reading, failed, now_s) for reading in found]
         self._note(failed, len(found))
         self._told |= {reading.uuid: reading for reading in found}
-        containers = with_gpus(host.containers, {} if failed else self._holders)
+        if failed:
+            self._times.failed(failed, now_s)
+        else:
+            self._times.take(_samples(answer), self._holders, host.containers, now_s)
+        containers = with_gpus(host.containers, {} if failed else self._holders, self._times)
         return replace(host, devices=tuple(found), containers=containers, counts={**host.counts, **self._counts})
 
     def _note(self, failed: str | None, devices: int) -> None:
@@ -303,6 +310,17 @@ class GpuProbe:
         stated = self._sharing.regimes.get(raw.uuid.value, self._sharing.regime)
         exclusive = raw.compute_mode.value in (_EXCLUSIVE_THREAD, _EXCLUSIVE_PROCESS)
         return Regime.EXCLUSIVE if exclusive and stated is Regime.TIME_SLICED else stated
+
+
+def _samples(answer: Answer) -> dict[str, AskedSamples]:
+    """Of each device; the driver tells none of MIG devices."""
+    found: dict[str, AskedSamples] = {}
+    for gpu in answer.gpus:
+        parts = gpu.instances.value or () if gpu.instances else ()
+        found |= {part.uuid.value: AskedSamples(reason=MIG_ENABLED) for part in parts if part.uuid.value}
+        if gpu.uuid.value and not gpu.instances:
+            found[gpu.uuid.value] = gpu.samples
+    return found
 
 
 def _fault(raw: RawDevice) -> str | None:

@@ -97,6 +97,7 @@ def _init() -> str | None:
     try:
         if pynvml.nvmlLib:
             EVENTS.clear()
+            ASKED.clear()
             pynvml.nvmlShutdown()
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -128,6 +129,7 @@ def _gpu(index: int, known: dict[int, str]) -> dict[str, Any]:
     if gpu["uuid"]["value"]:
         known[index] = gpu["uuid"]["value"]
     gpu["xids"] = _ask(_xids, known.get(index), handle["value"])
+    gpu["samples"] = _ask(_samples, known.get(index, ""), handle["value"])
     gpu["pci_bus_id"] = _ask(lambda: pynvml.nvmlDeviceGetPciInfo(handle["value"]).busId)
     mode = _ask(pynvml.nvmlDeviceGetMigMode, handle["value"])
     if mode["value"] and mode["value"][0]:
@@ -296,6 +298,26 @@ MOST_EVENTS: Final = 256
 """Taken of a GPU in one cycle; the rest waits in the driver."""
 NO_INSTANCE: Final = 0xFFFFFFFF
 """NVML's number for the whole GPU."""
+
+
+def _samples(uuid: str, handle: Any) -> dict[str, Any]:
+    """Pid and percent of each process that computed since the question before, and how long that is; first nothing."""
+    now_s, now_us = time.monotonic(), time.time_ns() // 1000
+    asked_s, seen_us = ASKED.get(uuid, (now_s, now_us))
+    seen_us = min(seen_us, now_us)  # the wall clock may have been set
+    found: list[Any] = []
+    try:
+        found = pynvml.nvmlDeviceGetProcessUtilization(handle, seen_us)
+    except pynvml.NVMLError as error:
+        if error.value not in (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS):  # nothing new
+            raise
+    newer = [each for each in found if each.pid and seen_us < each.timeStamp <= now_us + 1_000_000]
+    ASKED[uuid] = now_s, max((each.timeStamp for each in newer), default=seen_us)
+    return {"window_us": int((now_s - asked_s) * 1_000_000), "samples": [(each.pid, each.smUtil) for each in newer]}
+
+
+ASKED: Final[dict[str, tuple[float, int]]] = {}
+"""Of each GPU when its samples were asked for, and the time of the newest that it had: it has old ones for long."""
 
 
 def _memory(handle: Any) -> dict[str, int | None]:

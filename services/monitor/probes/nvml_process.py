@@ -78,6 +78,18 @@ class AskedXids(_Part):
     reason: str | None = None
 
 
+class Samples(_Part):
+    """Pid and percent of each process that computed in the time since the question before."""
+
+    window_us: int
+    samples: tuple[tuple[int, int], ...] = ()
+
+
+class AskedSamples(_Part):
+    value: Samples | None = None
+    reason: str | None = None
+
+
 class AskedLinks(_Part):
     """Of each NVLink that is up what is at its other end: NVML's type of it, and its PCI bus id. Not in each cycle."""
 
@@ -96,6 +108,7 @@ class RawGpu(RawDevice):
     """One GPU. ``instances`` None: it is not split."""
 
     xids: AskedXids = AskedXids()
+    samples: AskedSamples = AskedSamples()
     links: AskedLinks = AskedLinks()
     levels: AskedLevels = AskedLevels()
     pci_bus_id: Asked = Asked()
