@@ -295,7 +295,7 @@ int nvmlDeviceGetRetiredPages(device *d, int cause, unsigned *room, unsigned lon
     snprintf(call, sizeof call, "DeviceGetRetiredPages:%d", cause);
     code = find(call, d, NOT_SUPPORTED, &answer);
     if (code != OK) return code;
-    found = next(&answer);
+    found = next32(&answer);
     for (i = 0; addresses && i < found && i < *room; ++i) addresses[i] = i;
     code = found > *room ? INSUFFICIENT_SIZE : OK;
     return *room = found, code;
@@ -391,7 +391,7 @@ int nvmlDeviceGetTopologyCommonAncestor(device *d, device *other, int *level) {
     int code;
     snprintf(call, sizeof call, "DeviceGetTopologyCommonAncestor:%d", other->gpu);
     code = find(call, d, NOT_SUPPORTED, &answer);
-    if (code == OK) *level = next(&answer);
+    if (code == OK) *level = next32(&answer);
     return code;
 }
 
