@@ -154,6 +154,13 @@ class Driver:
             code = self.call(name, handle, *map(int, which), *map(ctypes.byref, values), *size)
             if code != NOT_SUPPORTED:  # what a driver without a row answers
                 yield f"{call} {on} {_answer(code, *values)}"
+        for cause in (0, 1):
+            pages = c_uint()
+            code = self.call("DeviceGetRetiredPages", handle, cause, ctypes.byref(pages), None)
+            yield f"DeviceGetRetiredPages:{cause} {on} {_answer(0 if code == INSUFFICIENT_SIZE else code, pages)}"
+        code = self.call("DeviceGetProcessUtilization", handle, None, ctypes.byref(c_uint()), c_ulonglong(0))
+        passing = code in (OK, NOT_FOUND, INSUFFICIENT_SIZE)  # samples that would be old by the time they are played
+        yield f"DeviceGetProcessUtilization {on} {'none' if passing else _answer(code)}"
         for call, entry in LISTS.items():
             yield from self._processes(call, on, handle, entry)
 
