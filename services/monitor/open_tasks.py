@@ -130,18 +130,18 @@ class OpenTasks:
         return rows
 
     def _record(self, row: Row) -> None:
+        opened = self._open
         if row.kind == BEGIN:
-            if not self._open:
+            if not opened:
                 self._busy_since_us = row.stamp_us
-            self._open[row.seq] = _Open(row)
+            opened[row.seq] = _Open(row)
             heapq.heappush(self._due, (row.stamp_us + row.deadline_us + GUARD_US, row.seq))
-        elif task := self._open.pop(row.begin_seq, None):
-            self.ended_late |= row.stamp_us - task.begin.stamp_us > task.begin.deadline_us and not task.overdue
-            if not self._open:
-                self._busy_us_to(row.stamp_us)
-
-    def _busy_us_to(self, stamp_us: int) -> None:
-        self.busy_us += max(0, stamp_us - self._busy_since_us)
+        elif task := opened.pop(row.begin_seq, None):
+            begin, stamp_us = task.begin, row.stamp_us
+            if stamp_us - begin.stamp_us > begin.deadline_us and not task.overdue:
+                self.ended_late = True
+            if not opened and stamp_us > self._busy_since_us:
+                self.busy_us += stamp_us - self._busy_since_us
 
     def busy_us_at(self, clock_us: int) -> int:
         """With what is open now."""
@@ -173,8 +173,8 @@ class OpenTasks:
         return [_verdict(task.begin, LOST, clock_us) for task in dropped if not task.overdue]
 
     def _close(self, kind: int, clock_us: int) -> list[Row]:
-        if self._open and kind == ABORTED:
-            self._busy_us_to(clock_us)
+        if kind == ABORTED:
+            self.busy_us = self.busy_us_at(clock_us)
         left = [task for task in self._open.values() if kind == ABORTED or not task.overdue]
         rows = [_verdict(task.begin, kind, clock_us) for task in left]
         self._open.clear()
