@@ -34,19 +34,24 @@ demo: $(READY) ## place, run, track and judge real tasks on a real bus, in about
 	$(BIN)/laxity demo $(ARGS)
 
 ##@ Prove
-.PHONY: check test test-slow test-docker chaos lint types layers docs-check
-check: lint types layers docs-check demo test-slow test test-docker ## all that must hold before a change lands (what .ci/run runs)
+.PHONY: check test test-slow test-docker test-kubernetes chaos lint types layers docs-check
+check: lint types layers docs-check demo test-slow test test-docker test-kubernetes ## all that must hold before a change lands (what .ci/run runs)
 
-test: $(READY) ## run the tests, all but the slow ones and those on Docker (ARGS="-k name" to choose)
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not docker" $(ARGS)
+test: $(READY) ## run the tests, all but the slow ones and those on Docker or Kubernetes (ARGS="-k name" to choose)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not docker and not kubernetes" $(ARGS)
 
 test-slow: $(READY) ## run the tests that need minutes: the demo, with each process killed in turn, and chaos with 600 requests
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -m "slow and not kubernetes" $(ARGS)
 
 # 75 says that no engine can be had here, and why: then the tests are run all the same, skipped and counted.
 test-docker: $(READY) ## run the tests that need a Docker engine, on one that answers or on one that it starts
 	.ci/docker-engine with $(BIN)/python -m pytest -m docker $(ARGS) || \
 	  { [ $$? -eq 75 ] && $(BIN)/python -m pytest -m docker $(ARGS); }
+
+# The same: 75 says that no Kubernetes can be had here, and why.
+test-kubernetes: $(READY) ## run the tests that need a Kubernetes, on one that it finds or builds: control plane and kubelet
+	.ci/kubernetes with $(BIN)/python -m pytest -m kubernetes $(ARGS) || \
+	  { [ $$? -eq 75 ] && $(BIN)/python -m pytest -m kubernetes $(ARGS); }
 
 chaos: $(READY) ## kill placers under 5,000 requests, check every commit (LAXITY_CHAOS_SEED, LAXITY_CHAOS_REQUESTS)
 	LAXITY_CHAOS_REQUESTS=$${LAXITY_CHAOS_REQUESTS:-5000} $(BIN)/python -m pytest -m slow -s tests/e2e/test_chaos.py $(ARGS)

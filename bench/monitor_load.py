@@ -10,7 +10,8 @@ from typing import Final
 
 import psutil
 
-from laxity.ring import OK, Mark, Ring
+import laxity
+from laxity.ring import Ring
 
 CONTAINERS: Final = 100
 DEVICES: Final = 8
@@ -29,11 +30,6 @@ def settings(root: Path) -> dict[str, str]:
     }
 
 
-class Task(Mark):
-    def __init__(self) -> None:
-        self.name, self.deadline_us, self.seq = b"infer", 50_000, 0
-
-
 def open_rings(root: Path) -> list[Ring]:
     """One for each container, all of this process."""
     rings = []
@@ -49,10 +45,10 @@ def play(rings: Sequence[Ring], seconds: float, events_per_s: int, step_s: float
     began_s, tasks = time.monotonic(), 0
     while (passed_s := time.monotonic() - began_s) < seconds:
         while 2 * tasks < events_per_s * passed_s:
-            ring, task = rings[tasks % len(rings)], Task()
-            ring.begin(task)
-            ring.end(task, OK)
-            tasks += 1
+            task = laxity.task("infer", deadline_us=50_000)
+            task.ring = rings[tasks % len(rings)]
+            with task:
+                tasks += 1
         time.sleep(step_s)
     return 2 * tasks
 

@@ -7,6 +7,10 @@ import pytest
 from hypothesis import settings
 from hypothesis.configuration import set_hypothesis_home_dir
 
+from tests.kubernetes.fixtures import kube, machine
+
+__all__ = ["kube", "machine"]
+
 set_hypothesis_home_dir(Path(__file__).parents[1] / "build" / "hypothesis")
 
 # The same draws in every run: a failure in CI is a failure here. No limit per example, since two busy
@@ -16,7 +20,7 @@ settings.register_profile("steady", derandomize=True, deadline=None, print_blob=
 settings.register_profile("explore", deadline=None, max_examples=1_000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
-REAL = {"conformance", "integration", "e2e", "docker"}
+REAL = {"conformance", "integration", "e2e", "docker", "kubernetes"}
 """The folders whose tests run real processes: how these are scheduled is not ours to say."""
 
 

@@ -30,15 +30,16 @@ class Pile:
     rows: list[Row] = field(default_factory=list)
     ring_of: list[int] = field(default_factory=list)
     name_of: list[int] = field(default_factory=list)
+    """Of the rows that were looked at for their names: the first ones."""
     lost_records: Counter[str] = field(default_factory=Counter)
     _index: dict[str, int] = field(default_factory=dict)
 
-    def takes(self, info: RingInfo, rows: Sequence[Row], names: set[str]) -> bool:
+    def takes(self, info: RingInfo, rows: Sequence[Row]) -> bool:
         """Whether all these rows still fit."""
         return (
             len(self.rows) + len(rows) <= MAX_ROWS
             and (info.ring in self.rings or len(self.rings) < MAX_RINGS)
-            and len(self.names) + len(names - self.names.keys()) <= MAX_NAMES
+            and (self._names_at_most(rows) <= MAX_NAMES or self._names_with(rows) <= MAX_NAMES)
         )
 
     def add(self, info: RingInfo, rows: Sequence[Row]) -> None:
@@ -47,11 +48,22 @@ class Pile:
         self.rings[info.ring] = info
         self.rows += rows
         self.ring_of += [index] * len(rows)
+
+    def _names_at_most(self, rows: Sequence[Row]) -> int:
+        return len(self.names) + len(self.rows) - len(self.name_of) + len(rows)
+
+    def _names_with(self, rows: Sequence[Row]) -> int:
+        self._name_all()
+        return len(self.names.keys() | {row.name for row in rows})
+
+    def _name_all(self) -> None:
+        """Late, for many rings at once: most batches are far from having too many names."""
         names = self.names
-        self.name_of += [names.setdefault(row.name, len(names)) for row in rows]
+        self.name_of += [names.setdefault(row.name, len(names)) for row in self.rows[len(self.name_of) :]]
 
     def fields(self) -> dict[str, Any]:
         """What the pile adds to a TaskBatch."""
+        self._name_all()
         columns = zip(*self.rows, strict=True) if self.rows else [()] * len(Row._fields)
         return {
             "rings": tuple(self.rings.values()),
@@ -74,13 +86,15 @@ class Piles:
 
     def add(self, info: RingInfo, rows: Sequence[Row], lost: int) -> None:
         """Append what one read of one ring gave; ``lost`` records of it were never seen."""
+        if not self.piles:
+            self.piles.append(Pile())
         for start in range(0, len(rows), _PIECE):
             piece = rows[start : start + _PIECE]
-            if not self._last().takes(info, piece, {row.name for row in piece}):
+            if not self.piles[-1].takes(info, piece):
                 self.piles.append(Pile())
             self.piles[-1].add(info, piece)
         if lost:
-            self._last().lost_records[info.ring] += lost
+            self.piles[-1].lost_records[info.ring] += lost
 
     def take(self) -> list[Pile]:
         """All piles; nothing is left. A single empty one where there was none."""
@@ -91,8 +105,3 @@ class Piles:
     def full(self) -> bool:
         """Whether one of them would not get any larger."""
         return len(self.piles) > 1
-
-    def _last(self) -> Pile:
-        if not self.piles:
-            self.piles.append(Pile())
-        return self.piles[-1]

@@ -28,6 +28,7 @@ MAX_PID: Final = 1 << 22
 class RingsRead:
     """The rings were read. ``clock_us`` is CLOCK_MONOTONIC, read before the first of them.
 
+    ``reads``: of rings that are new or have something new. All others were looked at as well, and had nothing.
     ``vanished``: rings that cannot be read any more, by ring id. ``counts``: what the reader refused, by reason.
     """
 
@@ -62,9 +63,13 @@ class GateSaid:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Effect: the core wants a RingsRead by ``at_us``, also when no ring has news."""
+    """Effect: the core wants a RingsRead by ``at_us``, also when no ring has news.
+
+    ``due_us``: by ring, when the first of its open tasks becomes overdue.
+    """
 
     at_us: int
+    due_us: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +112,9 @@ class Core:
         self._subjects = subjects or Subjects()
         self._labels = dict(labels or {})
         self._rings: dict[str, OpenTasks] = {}
+        self._due_us: dict[str, int] = {}
+        """By ring, of those with an undecided open task: when the first one becomes overdue."""
         self._piles = Piles()
-        self._pile_since_us: int | None = None
         self._counter = 0
         self._watermark_us = 0
         self._told_us: int | None = None
@@ -153,7 +159,8 @@ class Core:
             assert ring == tasks.info.ring, "a ring under the id of another"
             assert not tasks.closed, "a closed ring is kept after its batch"
         assert self._watermark_us <= self._last.clock_us, "a watermark beyond the last reading of the clock"
-        assert (self._pile_since_us is None) == (not self._piles), "rows without their age"
+        due_us = {ring: due_us for ring, tasks in self._rings.items() if (due_us := tasks.next_due_us) is not None}
+        assert self._due_us == due_us, "an open task that nobody waits for"
         self._devices.check()
 
     def story(self, id: str) -> list[str]:  # noqa: A002 - the name that every core gives it
@@ -173,9 +180,10 @@ class Core:
             decided |= self._take_ring(read, event.clock_us)
         for ring in event.vanished:
             decided |= self._take_vanished(ring, event.clock_us)
+        decided |= self._pass_quiet(event)
         flushed = self._flush(event) if decided or self._is_time(event.clock_us) else []
         forget = [Forget(ring, self._counter) for ring in self._drop_closed()]
-        return [*flushed, *forget, Wake(self._wake_us(event.clock_us))]
+        return [*flushed, *forget, Wake(self._wake_us(event.clock_us), dict(self._due_us))]
 
     def _take_ring(self, read: RingRows, clock_us: int) -> bool:
         """Add what one read gave to the next batch; True if there is a decision in it."""
@@ -184,22 +192,33 @@ class Core:
             tasks = self._rings[read.info.ring] = OpenTasks(read.info)
         lost_before = tasks.lost_records
         rows = tasks.take(read, clock_us)
-        self._pile(tasks, rows, tasks.lost_records - lost_before, clock_us)
+        self._pile(tasks, rows, tasks.lost_records - lost_before)
         return len(rows) > len(read.rows) or tasks.ended_late
+
+    def _pass_quiet(self, event: RingsRead) -> bool:
+        """Rings that had nothing new, but whose open tasks may have become overdue."""
+        late = [ring for ring, due_us in self._due_us.items() if due_us < event.clock_us]
+        quiet = set(late).difference(read.info.ring for read in event.reads) if late else ()
+        for ring in quiet:
+            tasks = self._rings[ring]
+            self._pile(tasks, tasks.pass_quiet(event.clock_us), 0)
+        return bool(quiet)
 
     def _take_vanished(self, ring: str, clock_us: int) -> bool:
         tasks = self._rings.get(ring)
         if tasks is None or tasks.closed:
             return False
-        self._pile(tasks, tasks.vanish(clock_us), 0, clock_us)
+        self._pile(tasks, tasks.vanish(clock_us), 0)
         return True
 
-    def _pile(self, tasks: OpenTasks, rows: list[Row], lost: int, clock_us: int) -> None:
-        if not rows and not lost:
-            return
-        self._piles.add(tasks.info, rows, lost)
-        if self._pile_since_us is None:
-            self._pile_since_us = min(rows[0].stamp_us, clock_us) if rows else clock_us
+    def _pile(self, tasks: OpenTasks, rows: list[Row], lost: int) -> None:
+        ring, due_us = tasks.info.ring, tasks.next_due_us
+        if due_us is not None:
+            self._due_us[ring] = due_us
+        else:
+            self._due_us.pop(ring, None)
+        if rows or lost:
+            self._piles.add(tasks.info, rows, lost)
 
     def _drop_closed(self) -> list[str]:
         """Rings that were closed by this reading: nothing more is known of them but their counts."""
@@ -212,24 +231,21 @@ class Core:
         return closed
 
     def _is_time(self, clock_us: int) -> bool:
-        """Whether a batch is due although nothing was decided: rows are old enough, or a watermark is wanted."""
-        if self._pile_since_us is not None and clock_us >= self._pile_since_us + self.limits.batch_us:
-            return True
-        return self._piles.full or self._told_us is None or clock_us >= self._told_us + self.limits.watermark_us
+        """Whether a batch is due although nothing was decided: rows have gathered, or a watermark is wanted."""
+        return self._piles.full or self._told_us is None or clock_us >= self._next_batch_us(self._told_us)
+
+    def _next_batch_us(self, told_us: int) -> int:
+        return told_us + (self.limits.batch_us if self._piles else self.limits.watermark_us)
 
     def _wake_us(self, clock_us: int) -> int:
         """When the rings must be read again although none has news."""
-        told_us = clock_us if self._told_us is None else self._told_us
-        wanted = [told_us + self.limits.watermark_us]
-        if self._pile_since_us is not None:
-            wanted.append(self._pile_since_us + self.limits.batch_us)
-        wanted += [due_us + 1 for tasks in self._rings.values() if (due_us := tasks.next_due_us) is not None]
-        return min(wanted)
+        batch_us = self._next_batch_us(clock_us if self._told_us is None else self._told_us)
+        return min(batch_us, 1 + min(self._due_us.values(), default=batch_us))
 
     def _flush(self, event: RingsRead) -> list[Effect]:
         """Everything gathered, in order. Only the last batch may say that all up to this reading has been taken."""
         piles = self._piles.take()
-        self._pile_since_us, self._told_us = None, event.clock_us
+        self._told_us = event.clock_us
         publishes: list[Effect] = []
         for index, pile in enumerate(piles, start=1):
             if index == len(piles):
@@ -316,7 +332,9 @@ class Core:
 
     def _counters(self, devices: Sequence[DeviceMetrics]) -> dict[str, int]:
         fields, known = coverage(devices)
-        kinds = sum((tasks.counts for tasks in self._rings.values()), self._counts_of_closed)
+        kinds = self._counts_of_closed.copy()
+        for ring in self._rings.values():
+            kinds.update(ring.counts)
         lost = self._lost_of_closed + sum(tasks.lost_records for tasks in self._rings.values())
         tasks = {f"tasks.{kind.name.lower()}": kinds[kind] for kind in TaskEventKind} | {"tasks.lost_records": lost}
         rings = {f"rings.{reason}": count for reason, count in self._last.counts.items()}

@@ -46,7 +46,7 @@ _HEALTH_LIMITS: Final = {
     "sm_clock_max_mhz": 20_000,
     "memory_clock_mhz": 50_000,
     "throttle_reasons": 1 << 32,
-    "xid": 100_000,
+    "xid": 999,
     "ecc_corrected": 1 << 53,
     "ecc_uncorrected": 1 << 31,
     "remapped_rows_correctable": 1 << 20,

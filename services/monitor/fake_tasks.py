@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from services.monitor.probes.fake import FakeDevices, fake_uuid
 from services.monitor.rings import (
     BEGIN,
@@ -124,8 +122,8 @@ class Ring:
         self._head = 0
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.posix_fallocate(self._descriptor, 0, HEADER_SIZE + RECORDS * RECORD.itemsize)
-            sizes = (VERSION, HEADER_SIZE, RECORD.itemsize, RECORDS)
+            os.posix_fallocate(self._descriptor, 0, HEADER_SIZE + RECORDS * RECORD.size)
+            sizes = (VERSION, HEADER_SIZE, RECORD.size, RECORDS)
             os.pwrite(self._descriptor, HEADER.pack(MAGIC, *sizes, ring_id, boot_id(), 0, 0, 0, now_us * 1_000), 0)
             made.rename(folder / f"ring-{ring_id.hex()}.ring")
         except BaseException:
@@ -136,8 +134,8 @@ class Ring:
     def write(self, kind: int, stamp_us: int, deadline_us: int, begin: int | None = None) -> int:
         """The number of the record. An end names that of its begin."""
         number = self._head + 1
-        record = np.array((number, stamp_us * 1_000, begin or number, deadline_us, kind, 0, b"infer", number), RECORD)
-        os.pwrite(self._descriptor, record.tobytes(), HEADER_SIZE + self._head % RECORDS * RECORD.itemsize)
+        record = RECORD.pack(number, stamp_us * 1_000, begin or number, deadline_us, kind, 0, b"infer", number)
+        os.pwrite(self._descriptor, record, HEADER_SIZE + self._head % RECORDS * RECORD.size)
         os.pwrite(self._descriptor, number.to_bytes(8, "little"), HEAD_OFFSET)
         self._head = number
         return number

@@ -41,21 +41,28 @@ class GateProcess:
         self._command += ["--end-overruns"] if end_overruns else []
         self._process: asyncio.subprocess.Process | None = None
 
-    async def begin(self) -> bool:
-        """Start it; False if it is not up in time, which ``run`` then mends."""
+    async def begin(self) -> list[dict[str, Any] | None]:
+        """Start it; what it says up to its first beat, so what it knows of before. None at the end: it is not up."""
         self._process = await asyncio.create_subprocess_exec(
             *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, start_new_session=True
         )
-        return await self._line() is not None
+        said: list[dict[str, Any] | None] = []
+        while (told := await self._line()) is not None:
+            said.append(told)
+            if "beat" in told:
+                return said
+        await self._end()
+        return [*said, None]
 
     async def run(self, shell: Shell) -> None:
-        """Post everything that it says, and GateSaid(None) when there is none; for ever."""
+        """Post everything that it says from now on, and GateSaid(None) when there is none; for ever."""
         try:
             while True:
-                if self._process is not None or await self.begin():
-                    shell.post(GateSaid({"beat": {}}, shell.clock.wall_us()))
-                    while (told := await self._line()) is not None:
-                        shell.post(GateSaid(told, shell.clock.wall_us()))
+                if self._process is None:
+                    for said in await self.begin():
+                        shell.post(GateSaid(said, shell.clock.wall_us()))
+                while self._process is not None and (told := await self._line()) is not None:
+                    shell.post(GateSaid(told, shell.clock.wall_us()))
                 await self._end()
                 shell.log.error("the gate is gone; it is started again")
                 shell.post(GateSaid(None, shell.clock.wall_us()))

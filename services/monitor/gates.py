@@ -16,7 +16,7 @@ class Gates:
 
     def __init__(self, margin_us: int) -> None:
         self.counts: Mapping[str, int] = {}
-        """Since the gate's start: grants, overruns, ended."""
+        """Since the gate's start: grants, overruns, ended; unread and unkept, what one gate leaves to the next."""
         self._margin_us = margin_us
         self._up = True
         self._overran: dict[str, str] = {}
@@ -27,9 +27,9 @@ class Gates:
         before = self._up, dict(self._lost)
         if told is None:
             self._up = False
-            self._lost.clear()  # the next gate knows of no culprit; what it did is told
+            self._lost.clear()  # the next gate says again because of whom, before its first beat
             return before[0]
-        self._up = True
+        self._up = self._up or "beat" in told
         self.counts = told.get("beat", self.counts)
         if said := told.get("overran"):
             self._overran[said["device"]] = _overrun(said)

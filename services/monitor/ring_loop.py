@@ -8,11 +8,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from services.monitor.core import Forget, RingsRead, Wake
-from services.monitor.open_tasks import RingRows, Row
-from services.monitor.rings import RingCorruptError, RingDirectory, RingError, RingRead, RingReader
+from services.monitor.open_tasks import RingRows
+from services.monitor.rings import MAX_DEADLINE_US, RingCorruptError, RingDirectory, RingError, RingReader
 from services.monitor.settings import MonitorSettings
 from shared.bus import Bus
 from shared.clock import Clock
@@ -24,6 +24,13 @@ from shared.subjects import MAX_NAME_BYTES, Subjects
 TIDY_US: Final = 500_000
 MAX_UNSENT: Final = 256
 """Batches that may wait for the bus. Beyond it the rings are left to hold the records: they count what they lose."""
+
+PATIENCE_PER_RECORD_US: Final = 10
+"""Of the room in a ring: it overflows within its patience where more than 100,000 records a second come."""
+QUIET_AFTER_US: Final = 1_000_000
+ASK_US: Final = 500_000
+"""How often it is asked whether the writer of a ring without an open task is gone."""
+NEVER_US: Final = 1 << 62
 
 SHORTEST_PAUSE_US: Final = 200
 """So that a deadline that comes with every breath cannot make the thread spin."""
@@ -41,60 +48,85 @@ class Shell(Protocol):
     @property
     def log(self) -> Logger: ...
 
-    def data(self) -> dict[str, Any]: ...
+    @property
+    def unsent(self) -> int: ...
 
     def post(self, event: object) -> None: ...
 
 
 @dataclass(slots=True)
 class _Ring:
-    """One ring and when to take its records."""
+    """One ring and when to look at it."""
 
     reader: RingReader
     inherited: bool
-    patience_us: int = 0
-    """How long records may wait in the ring. Nothing before the first deadline is known; later so that a task's begin
-    is taken well before its deadline, as long as its deadline is no shorter than those seen before."""
-    shortest_us: int | None = None
-    waiting_since_us: int | None = None
+    limits: MonitorSettings
+    look_us: int = 0
+    """When to look at it next."""
+    ask_us: int = 0
+    """When to ask whether the writer is gone, although no task is open."""
+    gone: bool = False
+    busy_us: int = 0
+    """When it had something new or an open task last."""
+    shortest_us: int = MAX_DEADLINE_US
     info: RingInfo = field(init=False)
+    _patience_us: int = field(init=False)
+    """How long records may wait in it: so that a task's begin is taken well before its deadline, as long as its
+    deadline is no shorter than those seen before. Nothing is known of the first one."""
+    _quiet_patience_us: int = field(init=False)
+    """The same once nothing was in it for a while."""
+    _told: RingInfo | None = None
     _labels: ContainerLabels | None = None
 
     def __post_init__(self) -> None:
-        self.info = ring_info(self.reader)
-        self._labels = self.reader.labels
+        self.info, self._labels = ring_info(self.reader), self.reader.labels
+        self._patience_us, self._quiet_patience_us = self.limits.poll_us, self._at_most(self.limits.quiet_us)
 
-    def wants(self, clock_us: int) -> bool:
-        """Whether to take the records now; raises RingCorruptError."""
-        waiting = self.reader.waiting()
-        if not waiting:
-            self.waiting_since_us = None
-            return False
-        if self.waiting_since_us is None:
-            self.waiting_since_us = clock_us
-        crowded = 4 * abs(waiting) > self.reader.header.capacity
-        return crowded or clock_us - self.waiting_since_us >= self.patience_us
+    def rest(self, clock_us: int) -> None:
+        """It was looked at just now."""
+        patience_us = self._patience_us if clock_us - self.busy_us < QUIET_AFTER_US else self._quiet_patience_us
+        self.look_us = clock_us + patience_us
 
-    def take(self, most_patience_us: int, poll_us: int) -> RingRows:
-        """Everything that is in the ring now; raises RingError and OSError."""
-        gone = self.reader.writer_gone()  # asked first: what it wrote before is then all there is
-        read = self.reader.read()
-        self.waiting_since_us = None
-        if self._labels is not self.reader.labels:
-            self.info, self._labels = ring_info(self.reader), self.reader.labels
-        if len(read):
-            shortest_us = int(read.deadline_us.min())
-            self.shortest_us = shortest_us if self.shortest_us is None else min(self.shortest_us, shortest_us)
-            self.patience_us = max(0, min(most_patience_us, self.shortest_us - 2 * poll_us))
-        return _rows(self, read, gone=gone)
+    def take(self, clock_us: int, due_us: int) -> RingRows | None:
+        """What is new; None if there is nothing. Raises RingError and OSError.
+
+        ``due_us``: when the first of its open tasks becomes overdue. Whether the writer lives is asked only where that
+        decides something, and then before the last read: what it wrote before is then all there is.
+        """
+        reader = self.reader
+        if self._labels is not reader.labels:
+            self.info, self._labels = ring_info(reader), reader.labels
+        read = reader.read()
+        for _, _, _, _, stamp_us, deadline_us, _ in read.rows:
+            if deadline_us < self.shortest_us:
+                self.shortest_us = deadline_us
+                self._patience_us = self._at_most(self.limits.batch_us)
+                self._quiet_patience_us = self._at_most(self.limits.quiet_us)
+            due_us = min(due_us, stamp_us + deadline_us)
+        if self.gone or (due_us < clock_us and reader.writer_gone()):
+            self.gone = True
+            read = read.then(reader.read())
+        if read.rows or due_us < NEVER_US:
+            self.busy_us = clock_us
+        self.rest(clock_us)
+        if not (read.rows or read.lost or self.gone or read.taken != read.head or self._told is not self.info):
+            return None
+        self._told = self.info
+        rows, _, lost, head, taken = read
+        return RingRows(self.info, rows, lost, taken, head, self.gone, reader.header.pid, self.inherited)
+
+    def _at_most(self, most_us: int) -> int:
+        """How long records may wait: their deadlines must be known well before they pass, and the ring not overflow."""
+        capacity_us = self.reader.header.capacity * PATIENCE_PER_RECORD_US
+        return max(self.limits.poll_us, min(most_us, capacity_us, self.shortest_us - 2 * self.limits.poll_us))
 
 
 class RingLoop:
     """The rings of one node. ``run`` and ``tidy`` are root tasks; ``wake`` and ``forget`` carry out the core's effects.
 
-    The thread looks at each ring every few milliseconds, which costs a third of what it would cost in the event loop.
-    It takes the records of all rings when one of them wants it or the core does, posts them, and goes on once the core
-    has answered with Wake: one reading is under way at a time.
+    The thread looks at a ring when its patience is at an end, which costs a third of what it would cost in the event
+    loop. It takes the records of all rings when one has some or the core wants it, posts what is new, and goes on once
+    the core has answered with Wake: one reading is under way at a time.
     """
 
     def __init__(
@@ -113,7 +145,7 @@ class RingLoop:
         self._started_us = started_us
         self._stop = threading.Event()
         self._answered = threading.Event()
-        self._wake_us = 0
+        self._wake = Wake(0)
         self._scan_us = 0
         self._rings: dict[str, _Ring] = {}
         self._vanished: list[str] = []
@@ -131,7 +163,7 @@ class RingLoop:
 
     async def wake(self, effect: Wake) -> None:
         """The core has taken the reading."""
-        self._wake_us = effect.at_us
+        self._wake = effect
         self._answered.set()
 
     async def forget(self, effect: Forget) -> None:
@@ -166,17 +198,17 @@ class RingLoop:
             if self._before is not None:
                 self._before(clock_us)
             self._scan(clock_us)
-            pause_us = self._settings.poll_us if self._rings else self._settings.idle_us
-            if self._wanted(clock_us, shell.log):
-                if shell.data()["outbox"] >= MAX_UNSENT:
-                    time.sleep(pause_us / 1_000_000)
+            if self._wanted(clock_us):
+                if shell.unsent >= MAX_UNSENT:
+                    time.sleep(self._settings.poll_us / 1_000_000)
                     continue
                 self._answered.clear()
                 post(self._take(clock_us, shell))
                 while not self._answered.wait(TIDY_US / 1_000_000) and not self._stop.is_set():
                     pass  # a core that has failed answers no more
-            pause_us = min(pause_us, self._wake_us - shell.clock.now_us())
-            time.sleep(max(pause_us, SHORTEST_PAUSE_US) / 1_000_000)
+            look_us = min((ring.look_us for ring in self._rings.values()), default=clock_us + self._settings.idle_us)
+            until_us = min(self._wake.at_us, self._scan_us, look_us)
+            time.sleep(max(until_us - shell.clock.now_us(), SHORTEST_PAUSE_US) / 1_000_000)
 
     def _scan(self, clock_us: int) -> None:
         """Look for new and vanished rings and for writers that are gone, and remove what may be removed."""
@@ -186,43 +218,48 @@ class RingLoop:
         found = self._directory.scan()
         for reader in found.new:
             inherited = reader.header.created_ns // 1_000 < self._started_us
-            self._rings[reader.ring] = _Ring(reader, inherited)
+            self._rings[reader.ring] = _Ring(reader, inherited, self._settings, busy_us=clock_us)
         for reader in found.gone:
             if reader.ring in self._rings:
                 self._vanished.append(reader.ring)
             else:
                 reader.close()
-        for ring in self._rings.values():
-            if ring.reader.writer_gone():
-                self._wake_us = 0
+        for name, ring in self._rings.items():
+            if name in self._wake.due_us or clock_us >= ring.ask_us:
+                ring.ask_us = clock_us + ASK_US
+                ring.gone = ring.reader.writer_gone()
         removable = {self._removable.popleft() for _ in range(len(self._removable))}
         for reader in self._directory.readers if removable else ():
             if reader.ring in removable:
                 self._directory.remove(reader)
 
-    def _wanted(self, clock_us: int, log: Logger) -> bool:
-        """Whether it is time for a reading. Every ring is looked at, since each notes since when it has waited."""
-        wanted = clock_us >= self._wake_us or bool(self._vanished)
-        for ring in list(self._rings.values()):
-            try:
-                wanted |= ring.wants(clock_us)
-            except (RingError, OSError) as error:
-                self._refuse(ring, error, log)
-                wanted = True
-        return wanted
+    def _wanted(self, clock_us: int) -> bool:
+        """Whether it is time for a reading: the core wants one, or the writer of a ring is gone, or one has news."""
+        if clock_us >= self._wake.at_us or self._vanished:
+            return True
+        for ring in self._rings.values():
+            if ring.gone:
+                return True
+            if clock_us >= ring.look_us:
+                ring.rest(clock_us)
+                if ring.reader.waiting():
+                    return True
+        return False
 
     def _take(self, clock_us: int, shell: Shell) -> RingsRead:
         """One reading of everything. A ring whose writer is gone is not read again: the core closes it."""
         reads = []
-        for ring in list(self._rings.values()):
+        for name, ring in list(self._rings.items()):
             try:
-                read = ring.take(self._settings.batch_us, self._settings.poll_us)
+                read = ring.take(clock_us, self._wake.due_us.get(name, NEVER_US))
             except (RingError, OSError) as error:
                 self._refuse(ring, error, shell.log)
                 continue
+            if read is None:
+                continue
             reads.append(read)
-            if read.writer_gone and read.taken == read.head and read.info.ring not in self._vanished:
-                del self._rings[read.info.ring]
+            if read.writer_gone and read.taken == read.head and name not in self._vanished:
+                del self._rings[name]
         vanished, self._vanished = tuple(self._vanished), []
         for name in vanished:
             if gone := self._rings.pop(name, None):
@@ -235,29 +272,6 @@ class RingLoop:
         self._directory.refuse(ring.reader, error if isinstance(error, RingError) else RingCorruptError(str(error)))
         del self._rings[ring.info.ring]
         self._vanished.append(ring.info.ring)
-
-
-def _rows(ring: _Ring, read: RingRead, *, gone: bool) -> RingRows:
-    columns = zip(
-        read.kind.tolist(),
-        read.seq.tolist(),
-        read.begin_seq.tolist(),
-        read.task.tolist(),
-        read.stamp_us.tolist(),
-        read.deadline_us.tolist(),
-        read.name,
-        strict=True,
-    )
-    return RingRows(
-        info=ring.info,
-        rows=tuple(map(Row._make, columns)) if len(read) else (),
-        lost=read.lost,
-        taken=read.taken,
-        head=read.head,
-        writer_gone=gone,
-        pid=ring.reader.header.pid,
-        inherited=ring.inherited,
-    )
 
 
 def ring_info(reader: RingReader) -> RingInfo:

@@ -26,9 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
+from services.monitor.changes import Changes
+from services.monitor.open_tasks import Row
 from shared.errors import FieldError, LaxityError
 from shared.messages.base import MAX_BODY_BYTES
 from shared.messages.ledger import ContainerLabels
@@ -47,17 +46,14 @@ MAX_RINGS_PER_CONTAINER: Final = 1024
 BEGIN, END = 1, 2
 
 HEADER: Final = struct.Struct("<8sIIII16s16sIIQQ")
-RECORD: Final = np.dtype(
-    {
-        "names": ["seq", "stamp_ns", "task", "deadline_us", "kind", "status", "name", "seq_again"],
-        "formats": ["<u8", "<u8", "<u8", "<u8", "u1", "u1", "S22", "<u8"],
-        "offsets": [0, 8, 16, 24, 32, 33, 34, 56],
-        "itemsize": 64,
-    }
-)
+RECORD: Final = struct.Struct("<QQQQBB22sQ")
+"""Sequence, stamp in ns, task, deadline in us, kind, status, name, sequence once more."""
 
+_LOOK_AT_ALL = 20
+"""Scans until every folder is looked at again, whether or not it is said to have changed."""
 _MANY_NAMES = 4096
 _LARGEST_SEQ = 1 << 62  # 146 years of a record each nanosecond: more is not a head
+_LAST_STAMP_NS = (1 << 63) - 1
 _SETTLED_NS = 100_000_000  # far more than one tick of the clock that stamps directories
 _RING_NAME_LENGTH = len("ring-") + 32 + len(".ring")
 
@@ -86,34 +82,26 @@ class RingForeignBootError(RingError):
     reason = "foreign_boot"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RingRead:
-    """What one read of one ring took: columns of equal length in the order of `seq`, gaps only where records were lost.
+class RingRead(NamedTuple):
+    """What one read of one ring took: `rows` in the order of `seq`, gaps only where records were lost.
 
-    `kind` is 1 for a begin and 2 for an end. `task` is unique within the ring; `begin_seq` is the sequence of the
-    task's begin, also in the begin itself. `stamp_us` is CLOCK_MONOTONIC in microseconds, `deadline_us` is relative to
-    the begin and stands in ends too. `failed` is true in the end of a task that raised. `lost` counts the records that
-    were overwritten, or were not whole, before they could be taken. `head` is the last sequence that the writer had
-    written; `taken` the one up to which everything was yielded or counted, so `taken == head` means that nothing is
-    left. `head - taken` records may wait for the next read, when one of them was not yet visible.
+    `task` of a row is unique within the ring, and is the sequence of the task's begin. `failed` are the sequences of
+    ends of tasks that raised. `lost` counts the records that were overwritten, or were not whole, before they could be
+    taken. `head` is the last sequence that the writer had written; `taken` the one up to which everything was yielded
+    or counted, so `taken == head` means that nothing is left. `head - taken` records may wait for the next read, when
+    one of them was not yet visible.
     """
 
-    ring: str
-    container: str
-    seq: NDArray[np.int64]
-    kind: NDArray[np.uint8]
-    failed: NDArray[np.bool_]
-    stamp_us: NDArray[np.int64]
-    task: NDArray[np.uint64]
-    deadline_us: NDArray[np.int64]
-    begin_seq: NDArray[np.int64]
-    name: list[str]
+    rows: tuple[Row, ...]
+    failed: tuple[int, ...]
     lost: int
     head: int
     taken: int
 
-    def __len__(self) -> int:
-        return len(self.name)
+    def then(self, later: RingRead) -> RingRead:
+        """Both as one."""
+        rows, failed = self.rows + later.rows, self.failed + later.failed
+        return RingRead(rows, failed, self.lost + later.lost, later.head, later.taken)
 
 
 class RingReader:
@@ -126,8 +114,9 @@ class RingReader:
         self.labels: ContainerLabels | None = None
         self._descriptor = descriptor
         self._taken = 0
-        self._texts = _Texts()
         self._nothing: RingRead | None = None
+        self._quiet = bytes(8)  # the head, as it stands in the file, while there is nothing to take
+        self._texts = _Texts()
         self._doubted = 0  # heads up to here were seen with a record that was not whole
 
     @classmethod
@@ -149,30 +138,33 @@ class RingReader:
         """The ring id in hex."""
         return self.header.ring_id.hex()
 
+    def waiting(self) -> bool:
+        """Whether `read` has something to yield or to raise, by one short look at the file."""
+        try:
+            return os.pread(self._descriptor, 8, HEAD_OFFSET) != self._quiet
+        except OSError:
+            return True
+
     def read(self) -> RingRead:
         """Take everything up to the head of now; RingCorruptError if the file is no ring any more.
 
         To take the last records of a dead writer ask `writer_gone` first: what it wrote before is then all there is.
         """
-        if self._head() == self._taken:
-            return self._read_nothing()
-        head = self._sample_head()
+        raw = self._pread(8, HEAD_OFFSET)
+        if raw == self._quiet:
+            self._nothing = self._nothing or RingRead((), (), 0, self._taken, self._taken)
+            return self._nothing
+        head = int.from_bytes(raw, "little")
+        if not self._taken < head < self._taken + self.header.capacity:
+            head = self._sample_head()
         first = max(self._taken + 1, self._oldest_safe(head))
         records = self._copy(first, head)
-        kept = min(max(first, self._oldest_safe(self._sample_head())), head + 1)
-        records = records[kept - first :]
-        whole = _whole(records, kept)
-        until = self._trusted_until(whole, kept, head)
-        lost = kept - self._taken - 1 + until - int(np.count_nonzero(whole[:until]))
-        self._taken = kept - 1 + until
-        return self._columns(records[:until][whole[:until]], lost, head)
-
-    def waiting(self) -> int:
-        """How many records were written and not taken yet, by one short look at the file; negative where it is corrupt.
-
-        Raises RingCorruptError where there is no head to look at.
-        """
-        return self._head() - self._taken
+        later = self._head()
+        if later < head or self._oldest_safe(later) > first:
+            later = self._sample_head()
+        head = min(head, later)
+        kept = min(max(first, self._oldest_safe(later)), head + 1)
+        return self._take(records[(kept - first) * RECORD.size : (head + 1 - first) * RECORD.size], kept, head)
 
     def writer_gone(self) -> bool:
         """Whether no process holds the ring's lock: its writer has ended, however it ended."""
@@ -206,14 +198,12 @@ class RingReader:
     def _head(self) -> int:
         return int.from_bytes(self._pread(8, HEAD_OFFSET), "little")
 
-    def _copy(self, first: int, head: int) -> NDArray[np.void]:
-        count = max(head - first + 1, 0)
-        start = (first - 1) % self.header.capacity
-        upper = min(count, self.header.capacity - start)
-        raw = self._pread(upper * RECORD.itemsize, HEADER_SIZE + start * RECORD.itemsize)
-        if count > upper:
-            raw += self._pread((count - upper) * RECORD.itemsize, HEADER_SIZE)
-        return np.frombuffer(raw, RECORD)
+    def _copy(self, first: int, head: int) -> bytes:
+        count, start = head + 1 - first, (first - 1) % self.header.capacity
+        if (over := start + count - self.header.capacity) <= 0:
+            return self._pread(count * RECORD.size, HEADER_SIZE + start * RECORD.size)
+        until_end = self._pread((count - over) * RECORD.size, HEADER_SIZE + start * RECORD.size)
+        return until_end + self._pread(over * RECORD.size, HEADER_SIZE)
 
     def _pread(self, size: int, offset: int) -> bytes:
         found = os.pread(self._descriptor, size, offset) if size else b""
@@ -221,42 +211,35 @@ class RingReader:
             raise RingCorruptError(f"{self.path}: needs {size} bytes at {offset}, found {len(found)}")
         return found
 
-    def _trusted_until(self, whole: NDArray[np.bool_], kept: int, head: int) -> int:
-        """How many rows to take: up to the first one that is not whole, unless it was already so at an earlier read.
+    def _take(self, records: bytes, kept: int, head: int) -> RingRead:
+        """The records from sequence `kept` to `head`, up to the first one that is not whole.
 
         On a machine that reorders stores a record may become visible after the head that counts it; it gets one more
         read. What is still not whole then is lost.
         """
-        fresh = max(self._doubted - kept + 1, 0)
-        doubtful = np.flatnonzero(~whole[fresh:])
-        if not doubtful.size:
-            return len(whole)
-        self._doubted = head
-        return fresh + int(doubtful[0])
-
-    def _read_nothing(self) -> RingRead:
-        """The empty read, made once per head: most reads of a quiet ring are this one."""
-        if self._nothing is None or self._nothing.head != self._taken:
-            self._nothing = self._columns(np.zeros(0, RECORD), 0, self._taken)
-        return self._nothing
-
-    def _columns(self, records: NDArray[np.void], lost: int, head: int) -> RingRead:
-        begun = records["task"]
-        return RingRead(
-            ring=self.ring,
-            container=self.container,
-            seq=records["seq"].astype(np.int64),
-            kind=records["kind"].copy(),
-            failed=(records["kind"] == END) & (records["status"] != 0),
-            stamp_us=(records["stamp_ns"] // np.uint64(1000)).astype(np.int64),
-            task=begun.copy(),
-            deadline_us=records["deadline_us"].astype(np.int64),
-            begin_seq=begun.astype(np.int64),
-            name=self._texts.column(records["name"]),
-            lost=lost,
-            head=head,
-            taken=self._taken,
-        )
+        rows: list[Row] = []
+        failed: list[int] = []
+        lost, taken = kept - self._taken - 1, head
+        seq = kept - 1
+        for written, stamp_ns, task, deadline_us, kind, status, name, again in RECORD.iter_unpack(records):
+            seq += 1
+            if (
+                written == seq == again
+                and (task == seq if kind == BEGIN else kind == END and 1 <= task < seq)
+                and 1 <= deadline_us <= MAX_DEADLINE_US
+                and stamp_ns <= _LAST_STAMP_NS
+            ):
+                rows.append(Row(kind, seq, task, task, stamp_ns // 1000, deadline_us, self._texts[name]))
+                if status and kind == END:
+                    failed.append(seq)
+            elif seq > self._doubted:
+                self._doubted, taken = head, seq - 1
+                break
+            else:
+                lost += 1
+        self._taken, self._quiet = taken, taken.to_bytes(8, "little")
+        self._nothing = None
+        return RingRead(tuple(rows), tuple(failed), lost, head, taken)
 
 
 class RingHeader(NamedTuple):
@@ -288,36 +271,22 @@ def _read_header(descriptor: int, name: str, boot: bytes) -> RingHeader:
         raise RingVersionError(f"{name}: version {version}, this reader knows {VERSION}")
     if written_boot != boot:
         raise RingForeignBootError(f"{name}: written in boot {written_boot.hex()}, this is {boot.hex()}")
-    if (header_size, record_size) != (HEADER_SIZE, RECORD.itemsize):
+    if (header_size, record_size) != (HEADER_SIZE, RECORD.size):
         raise RingCorruptError(f"{name}: header of {header_size} and records of {record_size} bytes")
     if capacity.bit_count() != 1 or not MIN_CAPACITY <= capacity <= MAX_CAPACITY:
         raise RingCorruptError(f"{name}: capacity {capacity}, a power of two from {MIN_CAPACITY} to {MAX_CAPACITY}")
-    if name != f"ring-{ring_id.hex()}.ring" or status.st_size != HEADER_SIZE + capacity * RECORD.itemsize:
+    if name != f"ring-{ring_id.hex()}.ring" or status.st_size != HEADER_SIZE + capacity * RECORD.size:
         raise RingCorruptError(f"{name}: its name or its size of {status.st_size} is not what its header says")
     return RingHeader(capacity, ring_id, written_boot, pid, ticks, created_ns)
-
-
-def _whole(records: NDArray[np.void], first: int) -> NDArray[np.bool_]:
-    """Which records are what the writer wrote at that place, and make sense."""
-    seq = np.arange(first, first + len(records), dtype=np.uint64)
-    kind, task, deadline_us = records["kind"], records["task"], records["deadline_us"]
-    begin = (kind == BEGIN) & (task == seq)
-    end = (kind == END) & (task >= 1) & (task < seq)
-    sane = (records["stamp_ns"] < 1 << 63) & (deadline_us >= 1) & (deadline_us <= MAX_DEADLINE_US)
-    whole: NDArray[np.bool_] = (records["seq"] == seq) & (records["seq_again"] == seq) & sane & (begin | end)
-    return whole
 
 
 class _Texts(dict[bytes, str]):
     """Names decoded once; what is not UTF-8 is shown as such."""
 
-    def column(self, names: NDArray[np.bytes_]) -> list[str]:
-        if len(self) > _MANY_NAMES:
-            self.clear()
-        return list(map(self.__getitem__, names.tolist()))  # 30 times faster than np.unique
-
     def __missing__(self, raw: bytes) -> str:
-        self[raw] = text = raw.decode("utf-8", "replace")
+        if len(self) >= _MANY_NAMES:
+            self.clear()
+        self[raw] = text = raw.rstrip(b"\0").decode("utf-8", "replace")
         return text
 
 
@@ -341,6 +310,10 @@ class RingDirectory:
     def __init__(self, root: Path, boot: bytes | None = None) -> None:
         self.counts: Counter[str] = Counter()
         self._boot = boot_id() if boot is None else boot
+        self._changes = Changes()
+        self._hints: set[str] | None = None
+        """Folders that may have changed since the last scan; None: all of them."""
+        self._scans = 0
         self._listing = _Listing(root)
         self._containers: dict[str, _Container] = {}
 
@@ -350,8 +323,12 @@ class RingDirectory:
         return [reader for container in self._containers.values() for reader in container.readers.values()]
 
     def scan(self) -> Scan:
-        """Find new and vanished rings; one stat per container while nothing changes. Raises nothing for a bad file."""
+        """Find new and vanished rings; one call for all while nothing changes. Raises nothing for a bad file."""
         found = Scan([], [])
+        self._hints = self._changes.take()
+        if self._scans % _LOOK_AT_ALL == 0:
+            self._hints = None
+        self._scans += 1
         self._find_containers(found)
         for container in self._containers.values():
             names = self._names(container.listing)
@@ -393,8 +370,13 @@ class RingDirectory:
         for reader in self.readers:
             reader.close()
         self._containers.clear()
+        self._changes.close()
 
     def _names(self, listing: _Listing) -> set[str] | None:
+        """None where they are as before."""
+        if self._hints is not None and listing.told_of and listing.name not in self._hints:
+            return None
+        listing.watched = self._changes.watches(listing.name)
         try:
             return listing.changed()
         except OSError:
@@ -454,13 +436,19 @@ class _Listing:
     """The names in a directory, given again only after they may have changed."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.name = path, str(path)
         self.settled_ns: int | None = None
+        self.watched = False
+
+    @property
+    def told_of(self) -> bool:
+        """Whether any change that is to come will be told."""
+        return self.watched and self.settled_ns is not None
 
     def changed(self) -> set[str] | None:
         """All names, none where the directory is missing; None while they are as before. Raises other OSErrors."""
         try:
-            modified_ns = self.path.stat().st_mtime_ns
+            modified_ns = os.stat(self.name).st_mtime_ns  # noqa: PTH116 - a third of Path.stat()
             if modified_ns == self.settled_ns:
                 return None
             now_ns = time.time_ns()

@@ -6,8 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 
-from services.monitor.core import METRICS, Core, Forget, Limits, Wake
-from services.monitor.fake_tasks import FakeTasks
+from services.monitor.core import METRICS, Core, Forget, GateSaid, Limits, Wake
 from services.monitor.gate_process import GateProcess
 from services.monitor.numbers import METRICS as NUMBERS
 from services.monitor.numbers import numbers
@@ -83,6 +82,8 @@ def _fake_tasks(settings: MonitorSettings) -> Callable[[int], None] | None:
     """What plays the tasks of a fake node, where that is asked for."""
     if settings.probe != "fake" or not settings.fake_tasks:
         return None
+    from services.monitor.fake_tasks import FakeTasks  # not above: its numpy is 12 MiB, which real nodes need not pay
+
     return FakeTasks(settings.node, settings.fake_devices, settings.ring_root).advance
 
 
@@ -110,6 +111,7 @@ async def serve(settings: MonitorSettings, probe: Probe) -> None:
     tasks = [loop.run, loop.tidy, probing.run]
     if settings.gated:
         gate = GateProcess(settings.ring_root, settings.gate_margin_us, end_overruns=settings.gate_overrun == "end")
-        await gate.begin()
+        for told in await gate.begin():
+            core.handle(GateSaid(told, SystemClock().wall_us()), 0)
         tasks.append(gate.run)
     await run(service, core, settings, slow={Wake: loop.wake, Forget: loop.forget}, tasks=tasks)

@@ -29,7 +29,10 @@ class MonitorSettings(ServiceSettings):
     """Folder with one folder per container, into which the containers' processes put their rings."""
 
     poll_us: int = Field(default=5_000, ge=500, le=5_000)
-    """How often rings are looked at; DESIGN 7 allows 5 ms while a task is open."""
+    """How often a ring is looked at of whose deadlines nothing is known; no ring is looked at more often."""
+    quiet_us: int = Field(default=50_000, ge=500, le=1_000_000)
+    """How often a ring without an open task is looked at in which nothing was for a second; never so seldom that a
+    deadline as short as its shortest one could pass meanwhile."""
     idle_us: int = Field(default=20_000, ge=500, le=1_000_000)
     """How often, while there is no ring at all."""
     scan_us: int = Field(default=50_000, ge=1_000, le=10_000_000)

@@ -99,6 +99,11 @@ class Runtime:
         """A counter shown in $SRV.STATS and in the last log line."""
         self.counters[name] += n
 
+    @property
+    def unsent(self) -> int:
+        """How many events are on their way to the stream."""
+        return len(self._outbox)
+
     async def events_stored(self) -> None:
         """Returns when every event that the core has published so far is in the stream."""
         await self._outbox.stored()

@@ -155,6 +155,19 @@ def test_the_server_is_reached_from_this_machine_alone(project: Project) -> None
         assert all(one["HostIp"] == "127.0.0.1" for bound in (ports or {}).values() for one in bound), service
 
 
+def test_each_service_tells_its_numbers_on_the_network_of_the_project_alone(project: Project) -> None:
+    ask = "import sys, urllib.request as r; sys.stdout.write(r.urlopen(sys.argv[1]).read().decode())"
+    for service, says in [
+        ("placer", 'laxity_requests{state="placed"}'),
+        ("deadline-tracker", "laxity_tracker_partitions 8.0"),
+        ("node-list", "laxity_node_list_active 1.0"),
+        ("monitor-fake-1", "DCGM_FI_DEV_FB_FREE{"),
+    ]:
+        url = f"http://{service}:9464/metrics"
+        assert says in project("exec", "--no-TTY", "events", "python", "-c", ask, url), service
+        assert not project("port", service, "9464", check=False)
+
+
 def test_a_service_cannot_read_the_key_of_another(project: Project) -> None:
     look = ("exec", "--no-TTY", "node-list", "sh", "-c")
     assert "own" == project(*look, "cat /keys/node-list.nk >/dev/null && echo own")

@@ -6,13 +6,16 @@ Nothing here asserts how long anything takes; `make bench-gate` measures that.
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +101,28 @@ def start(rings: Path) -> Iterator[Start]:
     for process in started:
         with process:
             process.kill()
+
+
+@contextmanager
+def gate_process(rings: Path) -> Iterator[subprocess.Popen[str]]:
+    """A gate as a monitor starts it; killed at the end, as a monitor does with one that is stopped."""
+    command = [sys.executable, "-m", "services.monitor.gate", "--margin-us", "1000", "--monitor", str(os.getpid())]
+    command += ["--ring-root", str(rings)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line_of(gate: subprocess.Popen[str], word: str) -> dict[str, Any]:
+    """The next line that tells this."""
+    assert gate.stdout is not None
+    for line in gate.stdout:
+        told: dict[str, Any] = json.loads(line)
+        if word in told:
+            return told
+    raise AssertionError(f"the gate ended without a word of {word}")
 
 
 def contain(rings: Path, name: str, runtime_us: int = LONG_US, kind: Kind = Kind.HARD) -> Path:
@@ -283,19 +308,64 @@ def test_nobody_is_let_in_beside_a_holder_of_before_a_restart_of_the_gate(rings:
         after.stop()
 
 
+def test_a_gate_that_is_killed_leaves_to_the_next_who_overran_and_how_long_it_has_to_wait(
+    rings: Path, start: Start
+) -> None:
+    rings.mkdir()
+    with gate_process(rings) as killed:
+        culprit = start("culprit", f"for _ in range(2):{TURN.replace(chr(10), chr(10) + ' ')}", 1, runtime_us=100_000)
+        heard(culprit, "in")
+        line_of(killed, "standing")
+        go_on(culprit)
+        heard(culprit, "out")
+        line_of(killed, "overran")
+        killed.kill()
+    gate = Served(rings, end=False)
+    try:
+        until(lambda: ["culprit"] == gate.waiting())
+        overran, standing, beat = gate.said[:3]
+        assert ("culprit", False) == (overran["overran"]["culprit"], standing["standing"]["gated"])
+        assert "beat" in beat
+        other = start("other", TURN, 1)
+        heard(other, "in")
+        assert ["culprit"] == gate.waiting()
+        culprit.kill()
+        shutil.rmtree(rings / "culprit")
+        until(lambda: [True] == [told["standing"]["gated"] for told in gate.said[3:] if "standing" in told])
+        assert [] == list((rings / ".gate" / "owed").iterdir())
+    finally:
+        gate.stop()
+
+
+def test_a_holder_that_stays_too_long_is_named_although_the_gate_that_let_it_in_was_killed(
+    rings: Path, start: Start
+) -> None:
+    rings.mkdir()
+    with gate_process(rings) as killed:
+        holder = start("holder", TURN, 1, runtime_us=1_000_000)
+        heard(holder, "in")
+        killed.kill()
+    gate = Served(rings, end=False)
+    try:
+        other = start("other", TURN, 1)
+        until(lambda: [("holder", False)] == [(told["culprit"], told["over"]) for told in gate.overruns()])
+        assert ["other"] == gate.waiting()
+        go_on(holder)
+        heard(other, "in")
+        assert [False, True] == [told["over"] for told in gate.overruns()]
+    finally:
+        gate.stop()
+
+
 @pytest.mark.parametrize("killed", [signal.SIGKILL, signal.SIGSTOP])
 def test_waiting_tasks_do_not_hang_without_a_gate(rings: Path, start: Start, killed: signal.Signals) -> None:
     """Nor does a task that has its turn: it ends, and the next one finds no gate."""
     rings.mkdir()
-    command = [sys.executable, "-m", "services.monitor.gate", "--margin-us", "1000", "--monitor", str(os.getpid())]
-    with subprocess.Popen([*command, "--ring-root", str(rings)], cwd=ROOT, stdout=subprocess.PIPE) as process:
-        try:
-            holder = start("holder", TURN, 1)
-            heard(holder, "in")
-            waiting = start("waiting", TURN, 1, LAXITY_GATE_PATIENCE_US="100000")
-            process.send_signal(killed)
-        finally:
-            process.kill()  # what a monitor does with one that is stopped
+    with gate_process(rings) as process:
+        holder = start("holder", TURN, 1)
+        heard(holder, "in")
+        waiting = start("waiting", TURN, 1, LAXITY_GATE_PATIENCE_US="100000")
+        process.send_signal(killed)
     assert "laxity.gate.GateError: no gate for 100000 us" in waiting.communicate(timeout=PATIENCE_S)[1]
     go_on(holder)
     holder.communicate(timeout=PATIENCE_S)

@@ -32,16 +32,20 @@ async def outside(nats_url: str) -> AsyncIterator[Client]:
 
 @pytest.fixture
 def monitor(nats_url: str, tmp_path: Path) -> Iterator[ServiceProcess]:
+    with start_monitor(nats_url, tmp_path) as process:
+        yield process
+
+
+def start_monitor(nats_url: str, folder: Path) -> ServiceProcess:
     settings = {
         "LAXITY_MONITOR_NODE": "n1",
-        "LAXITY_MONITOR_RING_ROOT": str(tmp_path / "rings"),
+        "LAXITY_MONITOR_RING_ROOT": str(folder / "rings"),
         "LAXITY_MONITOR_REGIME": "gated",
         "LAXITY_MONITOR_GATE_MARGIN_US": "700",
         "LAXITY_MONITOR_PERIOD_US": "100000",
         "LAXITY_MONITOR_STALE_AFTER_US": "500000",
     }
-    with ServiceProcess("services.monitor", tmp_path, nats_url, **settings) as process:
-        yield process
+    return ServiceProcess("services.monitor", folder, nats_url, **settings)
 
 
 def gate_of(monitor: ServiceProcess) -> int | None:
@@ -82,6 +86,34 @@ async def test_without_its_gate_a_device_promises_nothing_until_another_gate_is_
     await heartbeat(outside, lambda body: promised(body) == {(False, down, 700)}, "devices without a gate")
     await heartbeat(outside, healthy, "devices with a gate again")
     assert gate_of(monitor) not in (first, None)
+
+
+async def test_a_device_promises_nothing_because_of_a_container_that_overran_whoever_of_gate_and_monitor_is_killed(
+    monitor: ServiceProcess, outside: Client, nats_url: str, tmp_path: Path
+) -> None:
+    core = (await heartbeat(outside, healthy, "gated devices with their margin"))["devices"][0]["uuid"]
+    folder = labels_of(tmp_path / "rings", "c", realtime=TIMING.model_copy(update={"runtime_us": 1_000}), device=core)
+    environment = os.environ | {"PYTHONPATH": str(SDK), "LAXITY_RING_DIR": str(folder), "LAXITY_GATE": "1"}
+    code = "import laxity, time\nwith laxity.task('turn', deadline_us=1_000_000): time.sleep(0.1)"
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], env=environment, check=True, timeout=30)
+    lost = "gate_lost: c held it "
+    await heartbeat(outside, lambda body: (reason_of(core, body) or "").startswith(lost), "the overrun")
+    os.kill(gate_of(monitor) or 0, signal.SIGKILL)
+    await heartbeat(outside, lambda body: (reason_of(core, body) or "").startswith("gate_down"), "no gate")
+    again = await heartbeat(outside, lambda body: not (reason_of(core, body) or "").startswith("gate_down"), "a gate")
+    told = reason_of(core, again)
+    assert told is not None
+    assert told.startswith(lost)
+    monitor.kill()
+    with start_monitor(nats_url, tmp_path):
+        first = await heartbeat(
+            outside, lambda body: body["start_id"] != again["start_id"] and bool(body["devices"]), "another monitor"
+        )
+        assert told == reason_of(core, first)
+
+
+def reason_of(uuid: str, body: Json) -> str | None:
+    return {device["uuid"]: device["reason"] for device in body["devices"]}.get(uuid)
 
 
 async def test_the_gate_ends_with_its_monitor(monitor: ServiceProcess) -> None:

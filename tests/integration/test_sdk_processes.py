@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from services.monitor.rings import BEGIN, END, RingDirectory, RingRead, RingReader
+from tests.ring_columns import column
 
 SDK = Path(__file__).parents[2] / "sdk" / "src"
 PATIENCE_S = 20.0
@@ -77,8 +79,8 @@ def tell(process: subprocess.Popen[str]) -> None:
 
 
 def assert_ended_once_each(read: RingRead) -> None:
-    begins = read.seq[read.kind == BEGIN].tolist()
-    ends = read.begin_seq[read.kind == END].tolist()
+    begins = [row.seq for row in read.rows if row.kind == BEGIN]
+    ends = [row.begin_seq for row in read.rows if row.kind == END]
     assert begins == sorted(ends)
     assert (0, read.head) == (read.lost, read.taken)
 
@@ -101,9 +103,9 @@ input()
     (reader,) = directory.scan().new
     assert not reader.writer_gone()
     read = reader.read()
-    assert 4000 == len(read)
+    assert 4000 == len(read.rows)
     assert_ended_once_each(read)
-    assert {f"thread-{number}": 1000 for number in range(4)} == {name: read.name.count(name) for name in set(read.name)}
+    assert {f"thread-{number}": 1000 for number in range(4)} == Counter(column(read, "name"))
     tell(process)
     finish(process)
     assert reader.writer_gone()
@@ -138,7 +140,7 @@ if child == 0:
 
 
 def pairs(read: RingRead) -> list[tuple[str, int]]:
-    return list(zip(read.name, read.kind.tolist(), strict=True))
+    return [(row.name, row.kind) for row in read.rows]
 
 
 def test_a_fork_while_other_threads_write_leaves_no_lock_behind(start: Start, directory: RingDirectory) -> None:
@@ -204,7 +206,7 @@ input()
 """
     process = start(program)
     assert "ready" == line(process)
-    gone = {reader.read().name[0]: reader.writer_gone() for reader in directory.scan().new}
+    gone = {reader.read().rows[0].name: reader.writer_gone() for reader in directory.scan().new}
     assert {"before": True, "after": False} == gone
     tell(process)
     finish(process)
@@ -228,7 +230,7 @@ print("ready", flush=True)
         until(lambda: len(directory.scan().new) == 1)
         (reader,) = directory.readers
         taken = reader.read()
-        until(lambda before=taken, reader=reader: len(reader.read()) > 0 and before.head >= 0)  # type: ignore[misc]
+        until(lambda before=taken, reader=reader: len(reader.read().rows) > 0 and before.head >= 0)  # type: ignore[misc]
         os.kill(process.pid, signal.SIGKILL)
         until(reader.writer_gone)
         last = reader.read()
@@ -251,12 +253,12 @@ for number in range(30_000):
         reads.append(reader.read())
     finish(process)
     reads.append(reader.read())
-    seqs = [seq for read in reads for seq in read.seq.tolist()]
+    seqs = [seq for read in reads for seq in column(read, "seq")]
     assert sorted(set(seqs)) == seqs
     assert 60_000 == len(seqs) + sum(read.lost for read in reads)
     assert 0 < sum(read.lost for read in reads)
     for read in reads:
-        assert [int(name.removeprefix("task-")) + 1 for name in read.name] == read.deadline_us.tolist()
+        assert [int(row.name.removeprefix("task-")) + 1 for row in read.rows] == column(read, "deadline_us")
 
 
 HANDLER = """
@@ -284,7 +286,7 @@ def test_signal_handlers_that_mark_tasks_block_nothing_and_lose_nothing(start: S
     written = int(finish(start(HANDLER + "laxity.enabled()" + ALARMED, LAXITY_RING_RECORDS="262144")))
     (reader,) = directory.scan().new
     read = reader.read()
-    assert written == len(read)
+    assert written == len(read.rows)
     assert_ended_once_each(read)
 
 
@@ -294,7 +296,7 @@ def test_a_signal_handler_that_comes_while_the_ring_is_made_blocks_nothing(
     written = int(finish(start(HANDLER + ALARMED, LAXITY_RING_RECORDS="1048576")))
     (reader,) = directory.scan().new
     read = reader.read()
-    assert written >= len(read) > 0
+    assert written >= len(read.rows) > 0
     assert_ended_once_each(read)
 
 
@@ -314,5 +316,5 @@ def test_a_reader_can_be_opened_by_the_path_alone(start: Start, tmp_path: Path) 
     finish(start("import laxity; laxity.begin('infer', deadline_us=1000)"))
     (path,) = (tmp_path / "box").iterdir()
     reader = RingReader.open(path)
-    assert ("box", ["infer"], True) == (reader.container, reader.read().name, reader.writer_gone())
+    assert ("box", ["infer"], True) == (reader.container, column(reader.read(), "name"), reader.writer_gone())
     reader.close()

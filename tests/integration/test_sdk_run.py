@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import laxity
+from tests.ring_columns import column
 from tests.unit.test_sdk import rows, taken
 
 BEGIN, END = 1, 2
@@ -38,7 +39,7 @@ def test_a_run_is_one_task_and_its_exit_code_is_passed_on(code: int, tmp_path: P
         tmp_path, "run", "--deadline", "1.5s", "--", "sh", "-c", f"echo done; exit {code}"
     )
     assert [("sh", BEGIN, 1, False), ("sh", END, 1, code != 0)] == rows(tmp_path)
-    assert [1_500_000, 1_500_000] == taken(tmp_path).deadline_us.tolist()
+    assert [1_500_000, 1_500_000] == column(taken(tmp_path), "deadline_us")
 
 
 def test_lines_of_its_output_begin_and_end_tasks(tmp_path: Path) -> None:

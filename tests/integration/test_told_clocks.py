@@ -61,7 +61,7 @@ async def test_a_miss_while_the_clock_was_held_back_names_it_with_what_the_drive
         "LAXITY_MONITOR_NODE": "n1",
         "LAXITY_MONITOR_RING_ROOT": str(tmp_path / "rings"),
         "LAXITY_MONITOR_PROBE": "nvml",
-        "LAXITY_MONITOR_PERIOD_US": "100000",
+        "LAXITY_MONITOR_PERIOD_US": "500000",
         **driver.environment,
     }
 

@@ -1,4 +1,7 @@
-"""Random lives at a gate, in virtual time: one at a time, by deadline, and no turn is lost when anybody dies."""
+"""Random lives at a gate, in virtual time: one at a time, by deadline, and no turn is lost when anybody dies.
+
+Also the gate: the next one knows who is inside, who has to wait for what it overran, and which device promises nothing.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,15 @@ from services.monitor.gate.core import (
     Event,
     Gone,
     Grant,
+    Inside,
     Joined,
     Left,
     Looked,
     Opened,
+    Owed,
     Released,
     Spared,
+    Standing,
     Terms,
     Watch,
 )
@@ -30,6 +36,7 @@ from shared.messages import Regime
 
 GPUS = ("GPU-0", "GPU-1")
 MARGIN_US = 5
+MOST = 12
 
 
 class Gate(RuleBasedStateMachine):
@@ -37,7 +44,12 @@ class Gate(RuleBasedStateMachine):
 
     @initialize(end=st.booleans())
     def begin(self, end: bool) -> None:
+        self.end = end
         self.arbiter = Arbiter(MARGIN_US, end_overruns=end)
+        self.kept: dict[str, Owed] = {}
+        self.lost: set[str] = set()
+        self.inside: set[int] = set()
+        """Who is on a device since before a restart: it has no connection."""
         self.now_us = 0
         self.terms: dict[int, Terms] = {}
         self.waiting: dict[int, int] = {}
@@ -47,6 +59,8 @@ class Gate(RuleBasedStateMachine):
         self.holding: dict[int, int] = {}
         self.watched: set[str] = set()
         self.joined = 0
+        for container in range(3):
+            self.join(GPUS[0], 2, 10, 10, best_effort=False, container=container)
 
     def feed(self, event: Event) -> None:
         todo = deque(self.arbiter.handle(event, self.now_us))
@@ -59,6 +73,10 @@ class Gate(RuleBasedStateMachine):
                 case End(client):
                     assert client in self.holding
                     todo += self.arbiter.handle(Spared(client), self.now_us)
+                case Owed() as owed:
+                    self.kept[owed.container] = owed
+                case Standing(device, gated):
+                    (self.lost.discard if gated else self.lost.add)(device)
         for device in sorted(self.watched):
             if not self.on[device]:
                 self.watched.discard(device)
@@ -68,10 +86,13 @@ class Gate(RuleBasedStateMachine):
         device = self.terms[client].device
         assert set() == self.on[device], "two at once"
         assert client in self.waiting, "let in without having asked"
+        owed = self.kept.get(self.terms[client].container)
+        assert owed is None or owed.until_us <= self.now_us, "let in although it has to wait for what it overran"
         self.waiting.pop(client)
         self.on[device].add(client)
         self.holding[client] = self.now_us
 
+    @precondition(lambda self: self.joined < MOST)
     @rule(
         gpu=st.sampled_from(GPUS),
         runtime_us=st.integers(1, 20),
@@ -87,10 +108,28 @@ class Gate(RuleBasedStateMachine):
         self.terms[self.joined] = Terms(f"{gpu}/{container}", gpu, runtime_us, period_us, deadline_us, best_effort)
         self.feed(Joined(self.joined, self.terms[self.joined]))
 
-    @precondition(lambda self: self.terms)
+    @precondition(lambda self: self.kept or self.holding)
+    @rule()
+    def restart(self) -> None:
+        """Whoever waits comes again, and who is inside is known."""
+        lost, self.lost = self.lost, set()
+        self.arbiter = Arbiter(MARGIN_US, end_overruns=self.end)
+        self.waiting.clear()
+        self.watched.clear()
+        for owed in self.kept.values():
+            self.feed(owed)
+        assert lost == self.lost
+        self.inside = set(self.holding)
+        for client in sorted(self.inside):
+            self.feed(Joined(client, self.terms[client]))
+            self.feed(Inside(client, self.holding[client]))
+        for client in sorted(self.terms.keys() - self.inside):
+            self.feed(Joined(client, self.terms[client]))
+
+    @precondition(lambda self: self.terms.keys() - self.inside)
     @rule(data=st.data(), left_us=st.integers(0, 80))
     def ask(self, data: st.DataObject, left_us: int) -> None:
-        client = data.draw(st.sampled_from(sorted(self.terms)))
+        client = data.draw(st.sampled_from(sorted(self.terms.keys() - self.inside)))
         if client not in self.waiting and client not in self.holding:
             self.waiting[client] = self.now_us
         self.feed(Asked(client, left_us))
@@ -101,7 +140,10 @@ class Gate(RuleBasedStateMachine):
         client = data.draw(st.sampled_from(sorted(self.holding)))
         del self.holding[client]
         self.on[self.terms[client].device].discard(client)
-        self.feed(Released(client))
+        if client in self.inside:
+            self.leave(client)
+        else:
+            self.feed(Released(client))
 
     @precondition(lambda self: self.terms)
     @rule(data=st.data(), lingers=st.booleans())
@@ -110,9 +152,13 @@ class Gate(RuleBasedStateMachine):
         client = data.draw(st.sampled_from(sorted(self.terms)))
         device = self.terms[client].device
         held = self.holding.pop(client, None)
-        if held is not None and not lingers:
+        if held is not None and (client in self.inside or not lingers):
             self.on[device].discard(client)
         self.waiting.pop(client, None)
+        self.leave(client)
+
+    def leave(self, client: int) -> None:
+        self.inside.discard(client)
         self.feed(Left(client))
         del self.terms[client]
 
@@ -132,8 +178,8 @@ class Gate(RuleBasedStateMachine):
             self.waiting.pop(client, None)
             if self.holding.pop(client, None) is not None:
                 self.on[gpu].discard(client)
-            self.feed(Left(client))
-            del self.terms[client]
+            self.leave(client)
+        self.kept.pop(name, None)
         self.feed(Gone(name))
 
     @rule(passed_us=st.integers(0, 200))
@@ -159,7 +205,7 @@ class Gate(RuleBasedStateMachine):
 
 
 TestGate = Gate.TestCase
-TestGate.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestGate.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.booleans(), st.integers(0, 12)), min_size=1, max_size=8))

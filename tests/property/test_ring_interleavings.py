@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laxity import ring
-from laxity.ring import HEADER_SIZE, RECORD_SIZE, Mark, Ring
+import laxity
+from laxity.ring import BEGIN, END, HEADER_SIZE, RECORD_SIZE, Ring
+from laxity.tasks import Task
 from services.monitor.rings import RingError, RingReader
 
 CAPACITY = 16
@@ -22,21 +23,20 @@ class Writer:
 
     def __init__(self, directory: str) -> None:
         self.ring = Ring(directory, CAPACITY)
-        self.open: list[Mark] = []
+        self.open: list[Task] = []
         self.rows: list[Row] = []
 
     def write(self, choice: int) -> None:
         seq = len(self.rows) + 1
         if self.open and choice % 2:
-            mark = self.open.pop(choice % len(self.open))
-            self.rows.append((seq, ring.END, mark.seq, mark.name.decode(), mark.deadline_us))
-            self.ring.end(mark, ring.OK)
+            task = self.open.pop(choice % len(self.open))
+            self.rows.append((seq, END, task.seq, f"task-{task.deadline_us - 1}", task.deadline_us))
+            task.end()
             return
-        mark = Mark()
-        mark.name, mark.deadline_us, mark.seq = f"task-{choice}".encode(), choice + 1, 0
-        self.ring.begin(mark)
-        self.open.append(mark)
-        self.rows.append((seq, ring.BEGIN, seq, mark.name.decode(), mark.deadline_us))
+        task = laxity.task(f"task-{choice}", deadline_us=choice + 1)
+        task.ring = self.ring
+        self.open.append(task.__enter__())
+        self.rows.append((seq, BEGIN, seq, f"task-{choice}", choice + 1))
 
 
 class InterruptedReader(RingReader):
@@ -59,9 +59,7 @@ class Collected:
 
     def read(self) -> None:
         read = self.reader.read()
-        columns = (read.seq, read.kind, read.begin_seq, read.deadline_us)
-        seq, kind, begin_seq, deadline_us = (column.tolist() for column in columns)
-        self.rows.extend(zip(seq, kind, begin_seq, read.name, deadline_us, strict=True))
+        self.rows.extend((row.seq, row.kind, row.begin_seq, row.name, row.deadline_us) for row in read.rows)
         self.lost += read.lost
         assert read.taken == len(self.rows) + self.lost
         assert read.taken <= read.head

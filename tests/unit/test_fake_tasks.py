@@ -12,6 +12,7 @@ from services.monitor.probes.fake import FakeDevices, fake_uuid
 from services.monitor.rings import BEGIN, ENDED, RingReader
 from shared.messages import Kind, Realtime, Regime
 from tests.monitor_folders import labels_of
+from tests.ring_columns import column
 
 NODE, START_US = "n1", 5_000_000
 SLICED = FakeDevices(regime=Regime.TIME_SLICED, slice_us=2_000, switch_us=0)
@@ -45,7 +46,7 @@ class Played:
         """Of the tasks that ended since the last look."""
         read, begun = self.reader(name).read(), self._begun.setdefault(name, {})
         durations = []
-        rows = zip(read.kind.tolist(), read.begin_seq.tolist(), read.stamp_us.tolist(), strict=True)
+        rows = zip(column(read, "kind"), column(read, "begin_seq"), column(read, "stamp_us"), strict=True)
         for kind, begin, at_us in rows:
             if kind == BEGIN:
                 begun[begin] = at_us

@@ -12,11 +12,13 @@ from services.monitor.gate.core import (
     Event,
     Gone,
     Grant,
+    Inside,
     Joined,
     Left,
     Looked,
     Opened,
     Overran,
+    Owed,
     Released,
     Spared,
     Standing,
@@ -36,11 +38,20 @@ class Gate:
         self.now_us = 0
         self.numbers: dict[str, int] = {}
         self.opened = opened
+        self.owed: dict[str, Owed] = {}
 
     def do(self, event: Event) -> list[Effect]:
+        """What is to be kept is kept, and the rest returned."""
         effects = self.arbiter.handle(event, self.now_us)
         self.arbiter.check()
-        return effects
+        self.owed |= {effect.container: effect for effect in effects if isinstance(effect, Owed)}
+        return [effect for effect in effects if not isinstance(effect, Owed)]
+
+    def restart(self) -> list[Effect]:
+        """Another arbiter, which knows what was kept; what it says of that."""
+        self.arbiter = Arbiter(MARGIN_US, end_overruns=False)
+        self.numbers.clear()
+        return [effect for owed in self.owed.values() for effect in self.do(owed)]
 
     def join(self, name: str, runtime_us: int = 1_000, deadline_us: int = 10_000, **more: object) -> None:
         number = self.numbers[name] = len(self.numbers) + 1
@@ -280,6 +291,63 @@ def test_the_guarantees_are_back_when_every_culprit_is_gone() -> None:
         gate.release(name)
     assert [] == gate.do(Gone("a"))
     assert [Standing(GPU, gated=True, culprit="b", neighbours=())] == gate.do(Gone("b"))
+
+
+def test_after_a_restart_the_culprits_tasks_wait_as_long_as_before() -> None:
+    gate = Gate()
+    gate.join("culprit", runtime_us=1_000, period_us=10_000, deadline_us=10_000)
+    gate.ask("culprit")
+    gate.now_us = 2_500
+    gate.release("culprit")
+    gate.restart()
+    gate.do(Opened(GPU))
+    gate.join("culprit", runtime_us=1_000, period_us=10_000, deadline_us=10_000)
+    assert "" == gate.ask("culprit")
+    assert 25_000 == gate.arbiter.due_us
+    assert "culprit" == gate.said(gate.look(25_000))
+
+
+def test_after_a_restart_a_device_stays_without_guarantees_until_the_culprit_is_gone() -> None:
+    gate = Gate()
+    for name in ("culprit", "idle"):
+        gate.join(name)
+    gate.ask("culprit")
+    gate.look(1_101)
+    lost = Standing(GPU, gated=False, culprit="culprit", neighbours=("idle",))
+    assert [Watch(GPU), Overran(GPU, "culprit", 1_101, 1_000, (), over=False), lost] == gate.restart()
+    assert [Standing(GPU, gated=True, culprit="culprit", neighbours=())] == gate.do(Gone("culprit"))
+
+
+def test_a_node_that_ends_overruns_remembers_only_how_long_they_wait() -> None:
+    gate = Gate(end=True)
+    gate.join("culprit", runtime_us=1_000, period_us=10_000, deadline_us=10_000)
+    gate.ask("culprit")
+    gate.look(1_101)
+    gate.do(Left(1))
+    assert [Watch(GPU)] == gate.restart()
+    gate.do(Opened(GPU))
+    gate.join("culprit")
+    assert "" == gate.ask("culprit")
+    assert 11_010 == gate.arbiter.due_us
+
+
+def test_who_was_let_in_before_a_restart_is_judged_by_when_that_was() -> None:
+    gate = Gate()
+    gate.join("inside", runtime_us=1_000)
+    gate.ask("inside")
+    gate.now_us = 600
+    gate.restart()
+    gate.opened = False
+    gate.join("inside", runtime_us=1_000)
+    assert [] == gate.do(Inside(gate.numbers["inside"], since_us=0))
+    gate.join("other")
+    assert "" == gate.ask("other")
+    assert 1_101 == gate.arbiter.due_us
+    seen, lost = gate.look(1_101)
+    assert Overran(GPU, "inside", 1_101, 1_000, ("other",), over=False) == seen
+    assert isinstance(lost, Standing)
+    assert [Overran(GPU, "inside", 1_101, 1_000, ("other",), over=True), Watch(GPU)] == gate.do(Left(1))
+    assert "other" == gate.said(gate.do(Opened(GPU)))
 
 
 def test_the_story_tells_who_has_a_device_and_who_waits_for_it() -> None:

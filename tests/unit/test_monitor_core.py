@@ -96,6 +96,25 @@ def test_a_task_is_overdue_once_deadline_and_guard_lie_before_the_reading_and_no
     assert [(BEGIN, 1), (OVERDUE, 1)] == monitor.told
 
 
+def test_a_task_is_overdue_in_a_reading_that_found_nothing_new_in_its_ring() -> None:
+    monitor = Monitor()
+    said = monitor.read(0, begin(1, 0))
+    assert {RING: D + GUARD_US} == next(effect for effect in said if isinstance(effect, Wake)).due_us
+    monitor.take(RingsRead(D + GUARD_US, 0))
+    assert [(BEGIN, 1)] == monitor.told
+    said = monitor.take(RingsRead(D + GUARD_US + 1, 0))
+    assert [(BEGIN, 1), (OVERDUE, 1)] == monitor.told
+    assert {} == next(effect for effect in said if isinstance(effect, Wake)).due_us
+
+
+def test_a_ring_that_cannot_be_judged_is_not_passed_as_quiet() -> None:
+    monitor = Monitor()
+    monitor.read(0, begin(1, 0))
+    monitor.read(10 * D, head=2)
+    monitor.take(RingsRead(10 * D + 1, 0, vanished=(RING,)))
+    assert [(BEGIN, 1), (LOST, 1), (CLOSED, 1)] == monitor.told
+
+
 def test_a_task_whose_end_is_in_the_same_reading_is_not_overdue() -> None:
     monitor = Monitor()
     monitor.read(10 * D, begin(1, 0), end(2, 1, D))
@@ -257,9 +276,9 @@ def test_begins_and_ends_gather_but_a_decision_is_published_at_once() -> None:
     monitor.read(15_001)
     assert [(BEGIN, 1), (OVERDUE, 1)] == monitor.told
     monitor.read(17_000, end(2, 1, 16_000))
-    monitor.read(35_999)
+    monitor.read(35_000)
     assert 2 == len(monitor.told)
-    monitor.read(36_000)
+    monitor.read(35_001)
     assert (END, 2) == monitor.told[-1]
 
 
@@ -275,9 +294,9 @@ def test_an_end_after_its_deadline_is_published_at_once() -> None:
 def test_the_core_wakes_for_the_next_deadline_the_gathered_rows_and_the_watermark() -> None:
     monitor = Monitor(Limits(batch_us=20_000))
     assert 1_000_000 == wake_us(monitor.read(0))
-    assert 24_000 == wake_us(monitor.read(5_000, begin(1, 4_000)))
+    assert 20_000 == wake_us(monitor.read(5_000, begin(1, 4_000)))
     assert 4_000 + D + GUARD_US + 1 == wake_us(monitor.read(24_000))
-    assert 45_500 == wake_us(monitor.read(26_000, end(2, 1, 25_500)))
+    assert 44_000 == wake_us(monitor.read(26_000, end(2, 1, 25_500)))
     assert 1_046_000 == wake_us(monitor.read(46_000))
 
 

@@ -76,6 +76,18 @@ def test_an_overrun_that_costs_a_device_its_guarantees_is_told_at_once_with_culp
     assert (True, None, 500) == told(node.hear({"standing": BACK}))["G"]
 
 
+def test_a_gate_that_says_at_its_start_what_was_lost_is_believed_before_its_first_beat() -> None:
+    node = Node()
+    node.hear({"standing": LOST})
+    node.hear(None)
+    down = "gate_down: nobody orders the tasks on the device"
+    bodies = [node.hear({"overran": OVERRAN}), node.hear({"standing": LOST}), node.hear({"beat": {}})]
+    reasons = [told(body)["G"][1] for body in bodies if body is not None]
+    assert [down] * (len(reasons) - 1) == reasons[:-1]
+    assert reasons[-1] is not None
+    assert reasons[-1].startswith("gate_lost: detector held it 20000 us of 12000 us")
+
+
 def test_the_counts_of_the_gate_are_in_the_heartbeat() -> None:
     body = Node().hear(None)
     assert body is not None

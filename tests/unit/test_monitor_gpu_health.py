@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import pytest
 
@@ -74,7 +75,7 @@ def test_M19_a_fault_of_a_program_makes_no_gpu_ill_and_one_of_the_card_does(even
 
 
 def test_M19_a_gpu_is_trusted_again_when_no_fatal_xid_has_come_for_a_while() -> None:
-    xids = Xids(quiet_s=60)
+    xids = Xids(60, Counter())
     assert [48, 79] == xids.take("g", asked(48, 13, 79), now_s=100)
     assert [48] == xids.take("g", asked(48), now_s=130)
     assert ["xid_79", "xid_48", None] == [xids.fault("g", None, now_s) for now_s in (159.9, 189.9, 190)]
@@ -193,10 +194,11 @@ def test_unknown_numbers_make_nobody_ill(events: Events) -> None:
     assert [None, None] == faults(events.read())
 
 
-def test_a_code_that_cannot_be_one_is_none() -> None:
-    xids = Xids(quiet_s=60)
+def test_a_code_that_cannot_be_one_is_none_and_counted() -> None:
+    counts: Counter[str] = Counter()
+    xids = Xids(60, counts)
     assert [] == xids.take("g", asked(0, 1 << 40), now_s=1)
-    assert () == xids.told("g", None)
+    assert ((), {"nvml.xid.implausible": 2}) == (xids.told("g", None), counts)
 
 
 # --- what is linked to what ---

@@ -11,6 +11,7 @@ import laxity
 from laxity import ring, tasks
 from services.monitor import rings
 from services.monitor.rings import RingRead, RingReader
+from tests.ring_columns import column
 
 
 @pytest.fixture
@@ -41,14 +42,14 @@ def taken(directory: Path) -> RingRead:
 def rows(directory: Path) -> list[tuple[str, int, int, bool]]:
     """(name, kind, sequence of the begin, failed) of every record."""
     read = taken(directory)
-    return list(zip(read.name, read.kind.tolist(), read.begin_seq.tolist(), read.failed.tolist(), strict=True))
+    return [(row.name, row.kind, row.begin_seq, row.seq in read.failed) for row in read.rows]
 
 
 def test_sdk_and_monitor_agree_on_the_format() -> None:
     assert rings.HEADER.size == ring._HEADER.size
-    assert rings.RECORD.itemsize == ring.RECORD_SIZE
-    assert rings.RECORD.fields is not None
-    assert rings.RECORD.fields["name"][0].itemsize == ring.NAME_SIZE
+    assert rings.RECORD.size == ring.RECORD_SIZE
+    written = ring.pack_record.__self__.format.lstrip("@")
+    assert rings.RECORD.format.lstrip("<") == written.replace("24s", f"BB{ring.NAME_SIZE}s")
     assert (rings.MAGIC, rings.VERSION, rings.HEADER_SIZE, rings.HEAD_OFFSET, rings.BEGIN, rings.END) == (
         ring.MAGIC,
         ring.VERSION,
@@ -68,12 +69,12 @@ def test_a_with_block_writes_its_begin_and_its_end(ring_directory: Path) -> None
     with laxity.task("infer", deadline_us=50_000):
         pass
     read = taken(ring_directory)
-    assert ["infer", "infer"] == read.name
-    assert [1, 2] == read.seq.tolist()
-    assert [1, 2] == read.kind.tolist()
-    assert [1, 1] == read.begin_seq.tolist()
-    assert [50_000, 50_000] == read.deadline_us.tolist()
-    assert read.stamp_us[0] <= read.stamp_us[1]
+    assert ["infer", "infer"] == column(read, "name")
+    assert [1, 2] == column(read, "seq")
+    assert [1, 2] == column(read, "kind")
+    assert [1, 1] == column(read, "begin_seq")
+    assert [50_000, 50_000] == column(read, "deadline_us")
+    assert read.rows[0].stamp_us <= read.rows[1].stamp_us
 
 
 def test_an_exception_marks_the_task_as_failed_and_passes_unchanged(ring_directory: Path) -> None:
@@ -199,10 +200,10 @@ def test_a_deadline_that_is_none_is_refused_with_field_found_and_allowed(
 @pytest.mark.parametrize("deadline_us", [1, 86_400_000_000])
 def test_the_smallest_and_the_largest_deadline_are_taken(ring_directory: Path, deadline_us: int) -> None:
     laxity.begin("infer", deadline_us=deadline_us)
-    assert [deadline_us] == taken(ring_directory).deadline_us.tolist()
+    assert [deadline_us] == column(taken(ring_directory), "deadline_us")
 
 
-@pytest.mark.parametrize("found", ["", None, 3, print])
+@pytest.mark.parametrize("found", ["", None, 3, print, ["infer"]])
 def test_a_name_that_is_none_is_refused(no_ring: None, found: object) -> None:
     with pytest.raises(ValueError, match=r"name: found .*, allowed: a string that is not empty"):
         laxity.begin(found, deadline_us=10)  # type: ignore[arg-type]
@@ -212,7 +213,7 @@ def test_a_missing_deadline_comes_from_the_environment(ring_directory: Path, mon
     monkeypatch.setenv("LAXITY_DEADLINE_US", "1234")
     with laxity.task("infer"):
         pass
-    assert [1234, 1234] == taken(ring_directory).deadline_us.tolist()
+    assert [1234, 1234] == column(taken(ring_directory), "deadline_us")
 
 
 def test_a_missing_deadline_without_a_default_is_refused(no_ring: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,25 +324,37 @@ def test_a_task_that_finds_no_gate_has_failed(ring_directory: Path, monkeypatch:
     assert expected == rows(ring_directory)
 
 
+def test_a_task_that_was_open_at_a_fork_is_not_open_in_the_child(ring_directory: Path) -> None:
+    scope = laxity.task("infer", deadline_us=10)
+    with scope:
+        tasks._forget()  # as the child's side of a fork does
+    with scope:
+        pass
+    written = sorted(column(RingReader.open(path).read(), "kind") for path in ring_directory.glob("ring-*.ring"))
+    assert [[1], [1, 2]] == written
+
+
 def test_a_write_from_within_a_write_keeps_every_record(tmp_path: Path) -> None:
     """As a signal handler or a finalizer does it: in the same thread, while the lock is held."""
     written = ring.Ring(str(tmp_path), 16)
-    inner, outer = tasks._make_task(b"inner", 10), tasks._make_task(b"outer", 10)
+    inner, outer = (laxity.task(name, deadline_us=10) for name in ("inner", "outer"))
+    inner.ring = outer.ring = written
 
-    class Sequence:
+    class Places:
         def __init__(self) -> None:
-            self.counted = iter(range(1, 100))
-            self.entered = False
+            self.left, self.entered = written.places, False
 
-        def __next__(self) -> int:
-            seq = next(self.counted)
+        def __next__(self) -> tuple[int, int]:
+            place = next(self.left)
             if not self.entered:
                 self.entered = True
-                written.begin(inner)
-            return seq
+                inner.__enter__()
+            return place
 
-    written._sequence = Sequence()  # type: ignore[assignment]
-    written.begin(outer)
-    written.end(inner, ring.OK)
-    assert [("outer", 1, 1, False), ("inner", 1, 2, False), ("inner", 2, 2, False)] == rows(tmp_path)
+    written.places = Places()  # type: ignore[assignment]
+    with outer:
+        assert 2 == written.head[0]  # not back to 1
+        inner.end()
+    expected = [("outer", 1, 1, False), ("inner", 1, 2, False), ("inner", 2, 2, False), ("outer", 2, 1, False)]
+    assert expected == rows(tmp_path)
     written.close()

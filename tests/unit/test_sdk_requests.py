@@ -13,6 +13,7 @@ import laxity.asgi
 import laxity.stream
 from laxity.asgi import DeadlineMiddleware
 from shared.testing.wait import until
+from tests.ring_columns import column
 from tests.unit import test_sdk
 from tests.unit.test_sdk import rows, taken
 
@@ -62,16 +63,16 @@ async def test_a_request_has_the_deadline_that_its_header_names_and_else_the_def
     assert 3 == len(await ask(app, (b"X-Deadline-Ms", b"12.5")))
     await ask(app)
     read = taken(ring_directory)
-    assert [12_500, 12_500, 70_000, 70_000] == read.deadline_us.tolist()
-    assert [BEGIN, END, BEGIN, END] == read.kind.tolist()
-    assert not read.failed.any()
+    assert [12_500, 12_500, 70_000, 70_000] == column(read, "deadline_us")
+    assert [BEGIN, END, BEGIN, END] == column(read, "kind")
+    assert () == read.failed
 
 
 @pytest.mark.parametrize("value", [b"soon", b"-5", b"0", b"1e3", b"99999999", b""])
 async def test_a_header_that_is_no_time_is_counted_and_the_default_holds(value: bytes, ring_directory: Path) -> None:
     app = DeadlineMiddleware(answer, default_us=70_000)
     await ask(app, (b"x-deadline-ms", value))
-    assert (1, [70_000, 70_000]) == (app.wrong_headers, taken(ring_directory).deadline_us.tolist())
+    assert (1, [70_000, 70_000]) == (app.wrong_headers, column(taken(ring_directory), "deadline_us"))
 
 
 async def test_without_a_deadline_a_request_is_no_task_and_so_is_what_is_not_http(ring_directory: Path) -> None:
@@ -125,11 +126,11 @@ async def test_the_end_is_stamped_when_the_stream_is_done_and_not_when_the_launc
         with laxity.stream.task(name, deadline_us=50_000, stream=stream):
             pass
     assert [BEGIN, BEGIN] == [kind for _, kind, _, _ in rows(ring_directory)]
-    launched_us = int(taken(ring_directory).stamp_us[-1])
+    launched_us = taken(ring_directory).rows[-1].stamp_us
     stream.events[0].done.set()
     await until(lambda: len(rows(ring_directory)) == 3)
     assert ("first", END, 1, False) == rows(ring_directory)[2]
-    assert int(taken(ring_directory).stamp_us[-1]) >= launched_us
+    assert taken(ring_directory).rows[-1].stamp_us >= launched_us
     stream.events[1].error = RuntimeError("the device is lost")
     stream.events[1].done.set()
     await until(lambda: len(rows(ring_directory)) == 4)

@@ -1,4 +1,4 @@
-"""The public verbs `task`, `begin`, `enabled` and this process's one ring; not how a record is written."""
+"""The public verbs `task`, `begin`, `enabled`, this process's one ring, and what a task writes into it."""
 
 import contextlib
 import functools
@@ -7,55 +7,97 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from time import monotonic_ns
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from laxity import gate as gates
-from laxity.ring import ALREADY_OPEN, DEFAULT_RECORDS, FAILED, MAX_RECORDS, MIN_RECORDS, NAME_SIZE, OK, Mark, Ring
+from laxity.ring import DEFAULT_RECORDS, MAX_RECORDS, MIN_RECORDS, NAME_SIZE, Ring, pack_record, words_of
 
 MAX_DEADLINE_US = 86_400_000_000
+_ALREADY_OPEN = "this laxity.task is already open: make one for each with statement"
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_MAX_NAMES = 1024  # names remembered in their encoded form; more than that are encoded again
+_MAX_NAMES = 1024  # names remembered as records have them; more than that are encoded again
 
 _ring: Ring | None = None
 _opened = False
 _making = False
 _opening = threading.RLock()
 _warned: set[str] = set()
-_names: dict[str, bytes] = {}
-_new = object.__new__
+_names: dict[str, tuple[bytes, bytes, bytes]] = {}
 _default_deadline_us: int | None = None
 _default: "type[Task] | None" = None
 
 
-class Task(Mark):
+class Task:
     """One task around a `with` body, or one per call of the function that it decorates; made by `task`, `begin`.
 
-    One object serves one `with` at a time (RuntimeError otherwise); as a decorator it has no such limit.
+    One object serves one `with` at a time (RuntimeError otherwise); as a decorator it has no such limit. `seq` is the
+    sequence of its begin, 0 unless it is open.
+
+    What is done for each record stands in `__enter__` and `__exit__` at full length, since every call would be felt.
+    The lock is taken inside the `try`, as a signal may raise as soon as it is held, and by local names, which cost half
+    of a `with`.
     """
 
-    __slots__ = ("_ring",)
+    __slots__ = ("deadline_us", "ring", "seq", "words")
 
-    _ring: Ring | None
+    deadline_us: int
+    ring: Ring | None
+    seq: int
+    words: tuple[bytes, bytes, bytes]
 
     def __enter__(self) -> Self:
-        self._ring = ring = _ring if _opened else _open()
-        if ring is not None:
-            ring.begin(self)
-        elif self.seq:
-            raise RuntimeError(ALREADY_OPEN)
-        else:
-            self.seq = 1
+        """Write a begin, stamped as late as possible."""
+        ring = self.ring
+        if ring is None or ring.closed:  # made before there was a ring, or before a fork
+            if self.seq:
+                raise RuntimeError(_ALREADY_OPEN)
+            ring = self.ring = _ring if _opened else _open()
+            if ring is None:
+                self.seq = 1
+                return self
+        acquire, release = ring.acquire, ring.release
+        try:
+            acquire()
+            if self.seq:
+                raise RuntimeError(_ALREADY_OPEN)
+            seq, at = next(ring.places)
+            pack_record(ring.map, at, seq, monotonic_ns(), seq, self.deadline_us, self.words[0], seq)
+            if seq > ring.written:
+                ring.written = ring.head[0] = seq
+            self.seq = seq
+        finally:
+            try:  # noqa: SIM105 - suppress() costs a call on the hot path
+                release()
+            except RuntimeError:
+                pass  # a signal raised while we waited for the lock: it is not ours
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        ring = self._ring
-        if ring is None:
+    def __exit__(self, failed: object, error: object = None, trace: object = None) -> None:
+        """Write the end of an open task, stamped before anything is waited for; nothing if it is not open."""
+        stamp_ns = monotonic_ns()
+        ring = self.ring
+        if ring is None or ring.closed:
             self.seq = 0
-        else:
-            ring.end(self, OK if kind is None else FAILED)
+            return
+        acquire, release = ring.acquire, ring.release
+        try:
+            acquire()
+            begun = self.seq
+            if begun:
+                self.seq = 0
+                seq, at = next(ring.places)
+                pack_record(ring.map, at, seq, stamp_ns, begun, self.deadline_us, self.words[2 if failed else 1], seq)
+                if seq > ring.written:
+                    ring.written = ring.head[0] = seq
+        finally:
+            try:  # noqa: SIM105 - as above
+                release()
+            except RuntimeError:
+                pass
 
     def end(self, *, failed: bool = False) -> None:
         """End the task now, `failed` if it gave no result.
@@ -63,29 +105,31 @@ class Task(Mark):
         May be called from any thread and any number of times; the first counts. In a forked child nothing
         is written: the task is its parent's.
         """
-        if self._ring is None:
-            self.seq = 0
-        else:
-            self._ring.end(self, FAILED if failed else OK)
+        Task.__exit__(self, failed)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate a function or a coroutine function; TypeError for generators, whose calls do no work."""
-        name, deadline_us, kind = self.name, self.deadline_us, type(self)
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(f"laxity.task cannot decorate the generator {function.__qualname__}: use with inside it")
         if inspect.iscoroutinefunction(function):
 
             async def call_coroutine(*args: P.args, **kwargs: P.kwargs) -> Any:
-                with _make_task(name, deadline_us, kind):
+                with self._again():
                     return await function(*args, **kwargs)
 
             return cast("Callable[P, R]", functools.wraps(function)(call_coroutine))
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            with _make_task(name, deadline_us, kind):
+            with self._again():
                 return function(*args, **kwargs)
 
         return functools.wraps(function)(call)
+
+    def _again(self) -> Self:
+        """One more task like this one."""
+        made = type(self)()
+        made.words, made.deadline_us, made.seq, made.ring = self.words, self.deadline_us, 0, _ring
+        return made
 
 
 class GatedTask(Task):
@@ -107,8 +151,8 @@ class GatedTask(Task):
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self.end(failed=kind is not None)
+    def __exit__(self, failed: object, error: object = None, trace: object = None) -> None:
+        self.end(failed=bool(failed))
 
     def end(self, *, failed: bool = False) -> None:
         """As of any task. The end is stamped first: giving the turn back is no part of the task."""
@@ -126,10 +170,19 @@ def task(name: str, *, deadline_us: int | None = None, gate: bool | None = None)
     None takes LAXITY_DEADLINE_US. `gate`: whether it waits for its turn at the gate of the device; None takes
     LAXITY_GATE, and LAXITY_GATE=0 wins over True. ValueError for anything else, with and without a ring.
     """
-    encoded = _names.get(name) or _encode(name)
-    if deadline_us.__class__ is not int or not 1 <= deadline_us <= MAX_DEADLINE_US:
+    try:
+        words = _names[name]
+    except (KeyError, TypeError):
+        words = _encode(name)
+    if type(deadline_us) is not int or not 1 <= deadline_us <= MAX_DEADLINE_US:
         deadline_us = _deadline(deadline_us)
-    return _make_task(encoded, deadline_us, _default if gate is None and _default is not None else _kind(gate))
+    kind = _default if gate is None and _default is not None else _kind(gate)
+    made = kind()  # an __init__ would cost as much again
+    made.words = words
+    made.deadline_us = deadline_us
+    made.seq = 0
+    made.ring = _ring
+    return made
 
 
 def begin(name: str, *, deadline_us: int | None = None, gate: bool | None = None) -> Task:
@@ -137,27 +190,18 @@ def begin(name: str, *, deadline_us: int | None = None, gate: bool | None = None
     return task(name, deadline_us=deadline_us, gate=gate).__enter__()
 
 
-def _make_task(name: bytes, deadline_us: int, kind: type[Task] = Task) -> Task:
-    made = _new(kind)  # without __init__: calling a class costs twice as much in 3.11
-    made.name = name
-    made.deadline_us = deadline_us
-    made.seq = 0
-    made._ring = None  # noqa: SLF001 - this is its constructor
-    return made
-
-
 def enabled() -> bool:
     """Whether tasks of this process are recorded: there is a ring directory and it can be written."""
     return (_ring if _opened else _open()) is not None
 
 
-def _encode(name: str) -> bytes:
+def _encode(name: str) -> tuple[bytes, bytes, bytes]:
     if not isinstance(name, str) or not name:
         raise ValueError(f"name: found {name!r}, allowed: a string that is not empty")
-    encoded = name.encode("utf-8", "replace")[:NAME_SIZE].decode("utf-8", "ignore").encode()
+    made = words_of(name.encode("utf-8", "replace")[:NAME_SIZE].decode("utf-8", "ignore").encode())
     if len(_names) < _MAX_NAMES:
-        _names[name] = encoded
-    return encoded
+        _names[name] = made
+    return made
 
 
 def _deadline(given: object) -> int:

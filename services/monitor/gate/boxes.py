@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -45,6 +46,11 @@ class Boxes:
         self._settled_ns: int | None = None
         self._known: set[str] = set()
         self._unlabelled: dict[str, int] = {}
+
+    @property
+    def tokens(self) -> Set[str]:
+        """Folders that were there at the last look, whether they are to be served or not."""
+        return self._known
 
     def look(self) -> Changes:
         """What changed since the last look; one stat while nothing does. OSError where the root cannot be read."""

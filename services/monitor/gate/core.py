@@ -76,7 +76,34 @@ class Gone:
     container: str
 
 
-Event = Opened | Joined | Asked | Released | Left | Looked | Spared | Gone
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """A client that has joined was let in by a former arbiter and is on the device; it has left when it is not."""
+
+    client: int
+    since_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """What is held against a container that overran: as an effect to be kept until it is gone, as an event what a
+    former arbiter had kept, said before anybody has come.
+
+    ``until_us``: not let in before that. ``lost``: its device promises nothing because of it, and nothing to
+    ``neighbours`` in particular; the rest is of its last overrun.
+    """
+
+    container: str
+    device: str
+    until_us: int
+    held_us: int
+    runtime_us: int
+    touched: tuple[str, ...]
+    lost: bool
+    neighbours: tuple[str, ...]
+
+
+Event = Opened | Joined | Asked | Released | Left | Looked | Spared | Gone | Inside | Owed
 
 
 # ------------------------------------------------------------------------------------------ what to do
@@ -128,7 +155,7 @@ class Standing:
     neighbours: tuple[str, ...]
 
 
-Effect = Grant | Watch | End | Overran | Standing
+Effect = Grant | Watch | End | Overran | Standing | Owed
 
 
 # ------------------------------------------------------------------------------------------ the arbiter
@@ -175,7 +202,8 @@ class _Device:
     opened: bool = False
     holder: _Hold | None = None
     waiting: dict[int, _Wait] = field(default_factory=dict)
-    culprits: set[str] = field(default_factory=set)
+    culprits: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Because of whom it promises nothing, and whose guarantees went when."""
 
 
 class Arbiter:
@@ -209,9 +237,11 @@ class Arbiter:
                 self._devices[event.device].opened = True
                 return self._let_in(event.device, now_us)
             case Spared():
-                return self._spare(event.client)
+                return self._spare(event, now_us)
             case Gone():
                 return self._forget(event.container)
+            case Inside() | Owed():
+                return self._resume(event, now_us) if isinstance(event, Inside) else self._recall(event)
 
     @property
     def due_us(self) -> int | None:
@@ -243,10 +273,13 @@ class Arbiter:
 
     def _join(self, event: Joined) -> list[Effect]:
         self._clients[event.client] = event.terms
-        if event.terms.device in self._devices:
+        return self._know(event.terms.device)
+
+    def _know(self, device: str) -> list[Effect]:
+        if device in self._devices:
             return []
-        self._devices[event.terms.device] = _Device()
-        return [Watch(event.terms.device)]
+        self._devices[device] = _Device()
+        return [Watch(device)]
 
     def _ask(self, event: Asked, now_us: int) -> list[Effect]:
         terms = self._clients.get(event.client)
@@ -255,16 +288,18 @@ class Arbiter:
         device = self._devices[terms.device]
         if event.client in device.waiting or (device.holder and device.holder.wait.client == event.client):
             return []
+        device.waiting[event.client] = self._wait(event, terms, now_us)
+        if device.holder and device.holder.overran:
+            device.holder.touched.add(terms.container)
+        return self._let_in(terms.device, now_us)
+
+    def _wait(self, event: Asked, terms: Terms, now_us: int) -> _Wait:
         account = self._accounts.setdefault(terms.container, _Account())
         arrival_us = max(now_us, account.next_us)
         account.next_us = arrival_us + terms.period_us
         self._asked += 1
         due_us = arrival_us + max(event.left_us, terms.deadline_us)
-        wait = _Wait(event.client, terms, account, arrival_us, due_us, self._asked)
-        device.waiting[event.client] = wait
-        if device.holder and device.holder.overran:
-            device.holder.touched.add(terms.container)
-        return self._let_in(terms.device, now_us)
+        return _Wait(event.client, terms, account, arrival_us, due_us, self._asked)
 
     def _let_in(self, name: str, now_us: int) -> list[Effect]:
         """Whoever is next, if the device is free."""
@@ -276,8 +311,11 @@ class Arbiter:
             return []
         wait = min(able, key=lambda wait: wait.order)
         del device.waiting[wait.client]
-        device.holder = _Hold(wait, now_us, now_us + wait.terms.runtime_us + self._margin_us)
+        device.holder = self._hold(wait, now_us)
         return [Grant(wait.client)]
+
+    def _hold(self, wait: _Wait, since_us: int) -> _Hold:
+        return _Hold(wait, since_us, since_us + wait.terms.runtime_us + self._margin_us)
 
     def _release(self, event: Released | Left, now_us: int) -> list[Effect]:
         terms = self._clients.get(event.client)
@@ -306,13 +344,13 @@ class Arbiter:
             return []
         noted = self._note_overrun(name, device, hold)
         end: list[Effect] = [End(hold.wait.client)] if self._is_ended(hold) else []
-        return [_overran(hold, now_us, over=False), *noted, *end]
+        return [_owed(device, hold, now_us), _overran(hold, now_us, over=False), *noted, *end]
 
     def _settle(self, device: _Device, hold: _Hold, now_us: int) -> list[Effect]:
         """A turn is over that lasted too long, perhaps before anybody looked."""
         noted = [] if hold.overran else self._note_overrun(hold.wait.terms.device, device, hold)
         self._charge(hold, now_us)
-        return [_overran(hold, now_us, over=True), *noted]
+        return [_owed(device, hold, now_us), _overran(hold, now_us, over=True), *noted]
 
     def _is_ended(self, hold: _Hold) -> bool:
         return self._end_overruns or hold.wait.terms.best_effort
@@ -326,16 +364,18 @@ class Arbiter:
         culprit = hold.wait.terms.container
         if culprit in device.culprits:
             return []
-        device.culprits.add(culprit)
         others = {terms.container for terms in self._clients.values() if terms.device == name} - {culprit}
-        return [Standing(name, gated=False, culprit=culprit, neighbours=tuple(sorted(others)))]
+        neighbours = device.culprits[culprit] = tuple(sorted(others))
+        return [Standing(name, gated=False, culprit=culprit, neighbours=neighbours)]
 
-    def _spare(self, client: int) -> list[Effect]:
+    def _spare(self, event: Spared, now_us: int) -> list[Effect]:
+        client = event.client
         terms = self._clients.get(client)
         device = self._devices[terms.device] if terms else None
         if terms is None or device is None or device.holder is None or device.holder.wait.client != client:
             return []
-        return self._lose(terms.device, device, device.holder)
+        lost = self._lose(terms.device, device, device.holder)
+        return [_owed(device, device.holder, now_us), *lost]
 
     def _charge(self, hold: _Hold, now_us: int) -> None:
         """As in a constant-bandwidth server: x times the runtime is paid for by x periods (THEORY section 3)."""
@@ -348,10 +388,33 @@ class Arbiter:
         effects: list[Effect] = []
         for name, device in self._devices.items():
             if container in device.culprits:
-                device.culprits.remove(container)
+                del device.culprits[container]
                 if not device.culprits:
                     effects.append(Standing(name, gated=True, culprit=container, neighbours=()))
         return effects
+
+    # --- what a former arbiter knew ---
+
+    def _resume(self, event: Inside, now_us: int) -> list[Effect]:
+        terms = self._clients[event.client]
+        device = self._devices[terms.device]
+        assert device.holder is None, "two at once"
+        since_us = min(event.since_us, now_us)
+        device.opened, device.holder = True, self._hold(self._wait(Asked(event.client, 0), terms, since_us), since_us)
+        return []
+
+    def _recall(self, event: Owed) -> list[Effect]:
+        self._accounts[event.container] = _Account(event.until_us, event.until_us)
+        effects = self._know(event.device)
+        if not event.lost:
+            return effects
+        self._devices[event.device].culprits[event.container] = event.neighbours
+        overran = Overran(event.device, event.container, event.held_us, event.runtime_us, event.touched, over=False)
+        return [
+            *effects,
+            overran,
+            Standing(event.device, gated=False, culprit=event.container, neighbours=event.neighbours),
+        ]
 
 
 def _due_us(device: _Device) -> int | None:
@@ -375,5 +438,22 @@ def _told(name: str, device: _Device) -> Iterator[tuple[str, str]]:
 
 def _overran(hold: _Hold, now_us: int, *, over: bool) -> Overran:
     terms = hold.wait.terms
-    touched = tuple(sorted(hold.touched - {terms.container}))
-    return Overran(terms.device, terms.container, now_us - hold.since_us, terms.runtime_us, touched, over)
+    return Overran(terms.device, terms.container, now_us - hold.since_us, terms.runtime_us, _touched(hold), over)
+
+
+def _owed(device: _Device, hold: _Hold, now_us: int) -> Owed:
+    terms = hold.wait.terms
+    return Owed(
+        terms.container,
+        terms.device,
+        hold.wait.account.barred_us,
+        now_us - hold.since_us,
+        terms.runtime_us,
+        _touched(hold),
+        terms.container in device.culprits,
+        device.culprits.get(terms.container, ()),
+    )
+
+
+def _touched(hold: _Hold) -> tuple[str, ...]:
+    return tuple(sorted(hold.touched - {hold.wait.terms.container}))

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from services.monitor.gate import core
 from services.monitor.gate.boxes import Boxes, Found
+from services.monitor.gate.kept import Kept
 from services.monitor.gate.wire import ASK, GRANT, MESSAGE, RELEASE, VERSION, WELCOME
 
 FOLDER: Final = ".gate"
@@ -37,9 +38,12 @@ _PEER: Final = struct.Struct("3i")
 class _Box:
     """One container: what it declared, its socket, and who has come through it."""
 
+    token: str
     terms: core.Terms
     listener: socket.socket
     clients: set[int] = field(default_factory=set)
+    inside: int | None = None
+    """Its client without a connection, which is on the device since before our start."""
 
 
 @dataclass(slots=True)
@@ -58,7 +62,8 @@ class Server:
     """Serves each container below ``ring_root`` whose labels say ``gate: true``; ``say`` takes what is to be told.
 
     A lock file per device outlives this process: a client locks it for the length of its turn, through a descriptor
-    that comes with its welcome. So nobody is let in beside a holder of before a restart.
+    that comes with its welcome. So nobody is let in beside a holder of before a restart. Who that is, and who overran,
+    is kept beside the locks.
     """
 
     def __init__(self, ring_root: Path, arbiter: core.Arbiter, say: Callable[[dict[str, Any]], None]) -> None:
@@ -66,6 +71,11 @@ class Server:
         self._locks = ring_root / FOLDER
         self._locks.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._found = Boxes(ring_root)
+        self._recalled = False
+        self._owing: dict[str, str] = {}
+        """Who overran, by the name of its folder."""
+        self._inside: dict[str, int] = {}
+        """By device: who is on it since before our start."""
         self._epoll = select.epoll()
         self._boxes: dict[str, _Box] = {}
         self._by_descriptor: dict[int, _Box | _Client] = {}
@@ -73,6 +83,7 @@ class Server:
         self._numbers = itertools.count(1)
         self._used: set[str] = set()
         self._counts: Counter[str] = Counter()
+        self._kept = Kept(self._locks, self._counts)
         self._scan_us = self._beat_us = 0
 
     def run(self) -> None:
@@ -93,7 +104,8 @@ class Server:
             self._say({"beat": dict(self._counts)})
         for device in tuple(self._used):
             if opened := self._look_at(device):
-                self._feed(opened)
+                inside = self._inside.pop(device, None)
+                self._feed(opened if inside is None else core.Left(inside))
         if (due_us := self._arbiter.due_us) is not None and due_us <= now_us():
             self._feed(core.Looked())
         self._take([descriptor for descriptor, _ in self._epoll.poll(self._pause_us() / 1_000_000)])
@@ -103,6 +115,7 @@ class Server:
         for descriptor in list(self._by_descriptor):
             self._close(descriptor)
         self._epoll.close()
+        self._kept.close()
 
     def _pause_us(self) -> int:
         now = now_us()
@@ -190,6 +203,8 @@ class Server:
                 self._say({"overran": asdict(effect)})
             case core.Standing():
                 self._say({"standing": asdict(effect)})
+            case core.Owed():
+                self._keep(effect)
         return None
 
     def _grant(self, number: int) -> core.Event | None:
@@ -197,6 +212,7 @@ class Server:
         if client is None:
             return core.Left(number)
         self._counts["grants"] += 1
+        self._kept.begin(client.box.terms.device, client.box.token, now_us())
         try:
             client.connection.send(MESSAGE.pack(GRANT, 0, 0))
         except OSError:  # gone, or it never reads
@@ -205,8 +221,8 @@ class Server:
 
     def _end(self, number: int) -> bool:
         client = self._clients.get(number)
-        if client is None:
-            return True
+        if client is None:  # gone, or without a connection: we do not know its process
+            return number not in self._inside.values()
         peer = client.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         pid, _, _ = _PEER.unpack(peer)
         if pid <= 0:  # of a pid namespace that we do not see
@@ -222,18 +238,61 @@ class Server:
 
     def _scan(self) -> None:
         changes = self._found.look()
+        if not self._recalled:
+            self._recalled = True
+            self._recall()
         for token in changes.gone:
             if box := self._boxes.pop(token, None):
-                self._close(box.listener.fileno())
-                for number in list(box.clients):
-                    self._feed(self._drop(self._clients[number]))
-                self._feed(core.Gone(box.terms.container))
+                self._leave(box)
+            self._forget(token)
         for found in changes.new:
             self._serve(found)
 
+    def _leave(self, box: _Box) -> None:
+        self._close(box.listener.fileno())
+        for number in list(box.clients):
+            self._feed(self._drop(self._clients[number]))
+        if box.inside is not None:
+            self._inside = {device: number for device, number in self._inside.items() if number != box.inside}
+            self._feed(core.Left(box.inside))
+        self._feed(core.Gone(box.terms.container))
+
     def _serve(self, found: Found) -> None:
-        box = self._boxes[found.token] = _Box(found.terms, found.listener)
+        box = self._boxes[found.token] = _Box(found.token, found.terms, found.listener)
         self._watch(box.listener, box)
+        self._resume(box)
+
+    # --- what outlives this process ---
+
+    def _recall(self) -> None:
+        for token, owed in self._kept.owed(self._found.tokens):
+            self._owing[token] = owed.container
+            self._feed(owed)
+
+    def _resume(self, box: _Box) -> None:
+        """It may have been let in by a former gate, and be on the device still."""
+        device = box.terms.device
+        last = self._kept.last(device)
+        if last is None or last.token != box.token:
+            return
+        number = next(self._numbers)
+        self._feed(core.Joined(number, box.terms))
+        if device in self._used and device not in self._inside:
+            self._inside[device] = box.inside = number
+            self._feed(core.Inside(number, last.since_us))
+        else:
+            self._feed(core.Left(number))
+
+    def _keep(self, owed: core.Owed) -> None:
+        for box in self._boxes.values():
+            if box.terms.container == owed.container:
+                self._owing[box.token] = owed.container
+                self._kept.keep(box.token, owed)
+
+    def _forget(self, token: str) -> None:
+        if container := self._owing.pop(token, None):
+            self._kept.forget(token)
+            self._feed(core.Gone(container))
 
     def _open_lock(self, device: str) -> int:
         path = self._locks / f"{sha256(device.encode()).hexdigest()}.lock"

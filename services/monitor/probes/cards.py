@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -24,9 +25,9 @@ MOST_ERRORS: Final = 1 << 20
 class Cards:
     """Fed with each answer of the driver. ``quiet_s``: how long after the last fatal error a device is ill."""
 
-    def __init__(self, quiet_s: float, log: Logger) -> None:
+    def __init__(self, quiet_s: float, counts: Counter[str], log: Logger) -> None:
         self._quiet_s, self._log = quiet_s, log
-        self._xids = Xids(quiet_s)
+        self._xids = Xids(quiet_s, counts)
         self._topology = Topology()
         self._groups: dict[str, str] = {}
         self._of: dict[str, tuple[str, int | None]] = {}
@@ -65,7 +66,7 @@ class Cards:
             xids=self._xids.told(gpu, instance),
             pci_bus_id=self._topology.bus(gpu),
             gpu_instance=instance,
-            mig_profile=reading.model.rpartition(" ")[2] if mig else None,
+            mig_profile=(reading.model.partition(" MIG ")[2] or None) if mig else None,
         )
 
     def _fault(self, reading: DeviceReading, gpu: str, now_s: float) -> str | None:

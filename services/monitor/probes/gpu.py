@@ -128,7 +128,7 @@ class GpuProbe:
         self._remap_failed: set[str] = set()
         self._counts: Counter[str] = Counter()
         self._times = GpuTimes(self._counts)
-        self._cards = Cards(sharing.xid_quiet_s, self._log)
+        self._cards = Cards(sharing.xid_quiet_s, self._counts, self._log)
         self._state: str | None = ""
 
     def capacity(self) -> Capacity:

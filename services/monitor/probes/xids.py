@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -12,7 +13,7 @@ from services.monitor.probes.reasons import Reason
 
 FATAL: Final = {xid: Reason(f"xid_{xid}") for xid in (48, 62, 64, 74, 79, 95, 119, 120)}
 """After these a GPU cannot be relied on. 13, 31 and 43 are a program's own fault, 63 and 92 tell what was repaired."""
-MAX_XID: Final = 100_000
+MAX_XID: Final = 999
 NONE_YET: Final = 0
 """As ``DCGM_FI_DEV_XID_ERRORS`` has it: no XID has this number."""
 
@@ -30,15 +31,17 @@ class Xids:
     A device is ill from a fatal XID until ``quiet_s`` after the last one: no event says that it is well again.
     """
 
-    def __init__(self, quiet_s: float) -> None:
-        self._quiet_s = quiet_s
+    def __init__(self, quiet_s: float, counts: Counter[str]) -> None:
+        self._quiet_s, self._counts = quiet_s, counts
         self._seen: dict[tuple[str, int | None], dict[int, _Seen]] = {}
         self._reasons: dict[str, str | None] = {}
 
     def take(self, gpu: str, asked: AskedXids, now_s: float) -> list[int]:
-        """What a GPU said since it was asked before; the fatal ones. A code that cannot be one is left out."""
+        """What a GPU said since it was asked before; the fatal ones. A code that cannot be one is counted."""
         self._reasons[gpu] = asked.reason
         told = [each for each in asked.value or () if 0 < each[0] <= MAX_XID]
+        if refused := len(asked.value or ()) - len(told):
+            self._counts["nvml.xid.implausible"] += refused
         for xid, instance, at_us in told:
             seen = self._seen.setdefault((gpu, instance), {}).setdefault(xid, _Seen(0, 0, now_s))
             seen.count, seen.at_us, seen.at_s = seen.count + 1, max(seen.at_us, at_us), now_s
