@@ -14,7 +14,7 @@ from shared.units import format_us
 TOLD_US: Final = 2_000_000
 """How long before a task's begin a value may have been read to say something of it: two heartbeats, as they are set."""
 KEPT: Final = 4
-"""Heartbeats of a node, as they came: few are ever read. Batches of tasks come later than those, under load by a lot."""
+"""Heartbeats of a node, as they came: few are ever read. Tasks come later than these, under load by a lot."""
 HELD_BACK: Final = {
     0x04: "power cap",
     0x08: "hardware slowdown",
