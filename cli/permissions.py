@@ -63,7 +63,7 @@ class Rules:
     def tracker(self) -> User:
         reads = self._reads(DEADLINES, LEDGER, NODES, EVENTS_STREAM)
         says = (f"{self.prefix}.events.deadline.>", self._key(DEADLINES), *reads)
-        return self._service("deadline-tracker", "judges tasks", says)
+        return self._service("deadline-tracker", "judges tasks", says, (f"{self.prefix}.metrics.*",))
 
     def node_list(self) -> User:
         events = (f"{self.prefix}.events.node.>", f"{self.prefix}.events.list.>")

@@ -44,6 +44,14 @@ class Received(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Unread:
+    """A core message as it came, for who looks into few of many."""
+
+    subject: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class KeyChanged:
     """A key of a watched bucket has a new value; None means deleted. The same revision may come twice."""
 

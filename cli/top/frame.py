@@ -13,7 +13,7 @@ from cli import nodes
 from cli.output import table
 from cli.top.seen import Seen
 from shared.deadlines import Standing
-from shared.messages import ContainerRecord, DeviceFacts, DeviceMetrics, DeviceStanding, NodeState
+from shared.messages import ContainerMetrics, ContainerRecord, DeviceFacts, DeviceMetrics, DeviceStanding, NodeState
 from shared.units import format_mib, format_us
 
 STALE: Final = 3
@@ -22,7 +22,7 @@ NARROW: Final = 100
 """Columns of a terminal below which the less important ones are left out."""
 SORTS: Final = ("attention", "misses", "laxity", "name")
 KEYS: Final = "q quit  s sort  t only trouble"
-_LEFT_OUT: Final = {"model", "why", "between", "open"}
+_LEFT_OUT: Final = {"model", "why", "between", "open", "tasks", "GPU time"}
 _NO_LAXITY: Final = 1 << 62
 _STATES: Final = {NodeState.READY: "green", NodeState.JOINED: "yellow", NodeState.DEGRADED: "yellow"}
 _RECORDS: Final = {Standing.GOOD: "green", Standing.AT_RISK: "bold red", Standing.UNKNOWN: "yellow"}
@@ -109,7 +109,25 @@ def _badness(standing: DeviceStanding) -> int:
 
 def _containers(seen: Seen, now_us: int) -> Iterable[Row]:
     for (node, container), record in seen.records.items():
-        yield _container(node, record, seen.laxity_us((node, container), now_us))
+        laxity_us = seen.laxity_us((node, container), now_us)
+        yield {**_container(node, record, laxity_us), **_device_time(seen.container((node, container)))}
+
+
+def _device_time(metrics: ContainerMetrics | None) -> Row:
+    """By samples, over its GPUs, and by tasks; unknown where one of its GPUs does not tell."""
+    used = metrics.use.gpus if metrics and metrics.use else ()
+    busy = [gpu.busy_us.value if gpu.busy_us else None for gpu in used]
+    error = [gpu.busy_error_us.value if gpu.busy_error_us else None for gpu in used]
+    return {
+        "gpu_us": _sum(busy),
+        "gpu_error_us": _sum(error),
+        "tasks_us": metrics.tasks_us if metrics else None,
+    }
+
+
+def _sum(values: Sequence[float | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return round(sum(known)) if known and len(known) == len(values) else None
 
 
 def _container(node: str, record: ContainerRecord, laxity_us: int | None) -> Row:
@@ -188,6 +206,10 @@ def _ratio(value: float | None) -> str:
     return "unknown" if value is None else f"{100 * value:.1f} %"
 
 
+def _gpu_time(busy_us: int | None, error_us: int | None) -> str:
+    return "" if busy_us is None or error_us is None else f"{format_us(busy_us)} ± {format_us(error_us)}"
+
+
 def _laxity(row: Row) -> Text:
     left_us = row["laxity_us"]
     return Text("") if left_us is None else Text(format_us(left_us), style="red" if left_us < 0 else "")
@@ -218,6 +240,8 @@ _CONTAINER: Final[Cells] = {
     "met": lambda row: row["met"],
     "missed": lambda row: Text(str(row["missed"]), style="red" if row["missed"] else ""),
     "open": lambda row: row["open"],
+    "tasks": lambda row: "" if row["tasks_us"] is None else format_us(row["tasks_us"]),
+    "GPU time": lambda row: _gpu_time(row["gpu_us"], row["gpu_error_us"]),
     "ratio": lambda row: _ratio(row["ratio"]),
     "between": lambda row: f"{_ratio(row['lower'])} and {_ratio(row['upper'])}",
     "wanted": lambda row: _ratio(row["guarantee"]),

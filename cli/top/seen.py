@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from shared.effects import KeyChanged
-from shared.messages import ContainerRecord, NodeDeadlines, NodeFacts, NodeMetrics, TaskBatch, TaskEventKind
+from shared.messages import (
+    ContainerMetrics,
+    ContainerRecord,
+    NodeDeadlines,
+    NodeFacts,
+    NodeMetrics,
+    TaskBatch,
+    TaskEventKind,
+)
 from shared.subjects import DEADLINES, NODES
 
 RECENT_US: Final = 10_000_000
@@ -76,6 +84,12 @@ class Seen:
         while left and now_us - left[0][0] > RECENT_US:
             left.popleft()
         return min((each for _, each in left), default=None)
+
+    def container(self, of: Of) -> ContainerMetrics | None:
+        """As its node saw it last."""
+        node, name = of
+        containers = self.metrics[node].containers if node in self.metrics else ()
+        return next((each for each in containers if each.container == name), None)
 
     def age_us(self, node: str, now_us: int) -> int | None:
         """Of what the node said last; None where it was not heard."""

@@ -33,15 +33,17 @@ from shared.effects import (
     Received,
     Reconnected,
     Tick,
+    Unread,
     WatchReplayed,
     Write,
 )
 from shared.errors import FieldError
 from shared.messages import DeadlineEvent, RingInfo, TaskBatch
-from shared.subjects import DEADLINES, LEDGER, NODES, Subjects, encode, node_key
+from shared.subjects import DEADLINES, LEDGER, NODES, Subjects, decode, encode, node_key
 
 TASKS = "events.task.>"
 VERDICTS = "events.deadline.>"
+HEARTBEATS = "metrics.*"
 CHECKPOINT_US = 1_000_000
 """How often the records that changed are written."""
 MOST_NODES = 900
@@ -108,6 +110,8 @@ class Core:
                 return self._shown(change, now_us)
             case KeyChanged(bucket=bucket, key=key, value=value) if bucket in (LEDGER, NODES):
                 self.suspects.heard(bucket, key, value)
+            case Unread(subject=subject, body=body):
+                self.suspects.told(decode(subject.rpartition(".")[2]), body)
             case WatchReplayed(bucket=bucket, keys=keys) if bucket == DEADLINES:
                 return self._began(keys, now_us)
             case ReadingFrom(subject=subject, start_seq=start_seq):
@@ -121,7 +125,14 @@ class Core:
 
     def wants(self, subject: str) -> bool:
         """Whether a batch or a verdict is of a node that we follow, or are about to; else it need not be decoded."""
-        part = self._partition(subject.split(".", 4)[3])
+        return self._hears(subject.split(".", 4)[3])
+
+    def wants_heartbeat(self, subject: str) -> bool:
+        """The same of a heartbeat."""
+        return self._hears(subject.rpartition(".")[2])
+
+    def _hears(self, token: str) -> bool:
+        part = self._partition(token)
         return part is not None and part.heard
 
     def _partition(self, token: str) -> Partition | None:

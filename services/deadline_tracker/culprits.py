@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 import numpy as np
 
+from services.deadline_tracker.clocks import Clock
 from services.deadline_tracker.device_time import (
     Bools,
     Floats,
@@ -45,12 +47,16 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A device around a miss. ``trouble`` is why it is not healthy, None where it is."""
+    """A device around a miss. ``trouble`` is why it is not healthy, None where it is.
+
+    ``clock`` is what it told of its clock, None where nothing did at that time.
+    """
 
     sharing: Sharing
     residents: tuple[Resident, ...]
     tasks: Tasks
     trouble: str | None = None
+    clock: Clock | None = None
 
 
 def causes(scene: Scene, victim: int, begin_us: int, at_us: int) -> tuple[Cause, ...]:
@@ -60,9 +66,13 @@ def causes(scene: Scene, victim: int, begin_us: int, at_us: int) -> tuple[Cause,
     where the numbers name nobody.
     """
     told = _Look(scene, victim, begin_us, at_us)
-    broken = sorted(told.broken(), key=lambda cause: -(cause.amount_us or 0))
+    broken = sorted([*told.held_back(), *told.broken()], key=_amount_us, reverse=True)
     found = [*told.throttled(), *broken, *told.arrived()]
     return tuple(found[:MOST_CAUSES]) or (told.unknown(),)
+
+
+def _amount_us(cause: Cause) -> float:
+    return inf if cause.amount_us is None else cause.amount_us
 
 
 class _Look:
@@ -78,6 +88,7 @@ class _Look:
         recent = (seen.end_us > start_us) & (seen.begin_us < at_us)
         self._tasks, self._used = seen[recent], used[recent]
         self._start_us = start_us
+        self._speed = 1.0 if scene.clock is None or scene.clock.speed is None else scene.clock.speed
         self._excess = self._beyond_declared(declared)
 
     def _slowed(self, seen: Tasks, begin_us: int) -> Floats | None:
@@ -87,10 +98,13 @@ class _Look:
         return slowdown_by_neighbour(seen[seen.end_us <= begin_us], begin_us)
 
     def _beyond_declared(self, declared: list[RtTask | None]) -> Floats:
-        """Of each task the device time beyond its declared runtime, 0 where that may be the estimate's error."""
+        """Of each task the device time beyond its declared runtime, 0 where that may be the estimate's error.
+
+        Less what a clock that was held back explains of it, as if all of the task's time went with the clock.
+        """
         runtime = np.array([np.inf if task is None else task.runtime_us + task.host_us for task in declared])
         margin = np.array([0.0 if task is None else _margin_us(self._scene.sharing, task) for task in declared])
-        over = np.nan_to_num(self._used - runtime[self._tasks.who], nan=0.0, neginf=0.0)
+        over = np.nan_to_num(self._used * self._speed - runtime[self._tasks.who], nan=0.0, neginf=0.0)
         return np.where(over > margin[self._tasks.who], over, 0.0)
 
     # --- the causes ---
@@ -113,10 +127,23 @@ class _Look:
             )
             yield Cause(cause=CauseKind.TOO_OFTEN, container=name, amount_us=spent_us, detail=text)
 
+    def held_back(self) -> Iterator[Cause]:
+        """The device told that its clock was, with what the tasks lost by it if all of their time went with it."""
+        clock = self._scene.clock
+        if clock is None or not clock.reasons:
+            return
+        known = self._used[~np.isnan(self._used)]
+        lost_us = round(float(known.sum()) * (1 - clock.speed)) if len(known) and clock.speed is not None else None
+        task = self._scene.residents[self._victim].task
+        if lost_us is None or lost_us > (0 if task is None else _margin_us(self._scene.sharing, task)):
+            yield Cause(cause=CauseKind.THROTTLED, container=None, amount_us=lost_us, detail=clock.text)
+
     def throttled(self) -> Iterator[Cause]:
-        """The device is ill, or all containers on it ran longer than declared, most of their tasks."""
+        """The device is ill; or, where it does not tell of its clock, all ran longer than declared, most tasks."""
         if self._scene.trouble:
             yield Cause(cause=CauseKind.THROTTLED, container=None, amount_us=None, detail=self._scene.trouble)
+            return
+        if self._scene.clock is not None:
             return
         here = np.unique(self._tasks.who)
         often = [np.count_nonzero(self._excess[self._tasks.who == who]) for who in here]

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from services.deadline_tracker.clocks import Clock, Clocks
 from services.deadline_tracker.culprits import Resident, Scene
 from services.deadline_tracker.device_time import OPEN, Ints, Tasks
 from services.deadline_tracker.matched import MatchedTask
@@ -31,6 +32,7 @@ OpenTask = tuple[str, int, int]
 class Place:
     """One device: how it is shared, why it is ill, and what those who reserved a part of it declared."""
 
+    uuid: str
     sharing: Sharing
     trouble: str | None
     declared: dict[Which, RtTask | None]
@@ -55,6 +57,11 @@ class Kept:
     looked_us: int = 0
     """Up to when it was looked for noisy neighbours."""
     tests: dict[str, Neighbours] = field(default_factory=dict)
+    clocks: Clocks = field(default_factory=Clocks)
+
+    def anew(self, boot_id: str = "") -> Kept:
+        """With nothing of its tasks."""
+        return Kept(self.facts, self.reservations, boot_id, clocks=self.clocks)
 
     def take(self, rings: Sequence[RingInfo], matched: Sequence[MatchedTask]) -> None:
         """Keeps the tasks that ended."""
@@ -103,7 +110,9 @@ class Kept:
             self.places = _read(self.facts, self.reservations)
         return self.places
 
-    def scene(self, place: Place, open_tasks: Sequence[OpenTask], since_us: int = 0) -> Scene:
+    def scene(
+        self, place: Place, open_tasks: Sequence[OpenTask], since_us: int = 0, clock: Clock | None = None
+    ) -> Scene:
         """A device with those of its containers of which tasks are known, and the tasks that did not end before."""
         names = [name for name, replica in self.of.items() if replica in place.declared]
         number = {name: at for at, name in enumerate(names)}
@@ -118,7 +127,7 @@ class Kept:
             if self.first_us[code] is None:
                 self.first_us[code] = at_us
         residents = tuple(Resident(name, place.declared[self.of[name]], self._arrival_us(name)) for name in names)
-        return Scene(place.sharing, residents, Tasks(len(names), *rows).sorted(), place.trouble)
+        return Scene(place.sharing, residents, Tasks(len(names), *rows).sorted(), place.trouble, clock)
 
     def _arrival_us(self, name: str) -> int | None:
         """None for who was there when the node was first seen."""
@@ -140,7 +149,8 @@ def _read(facts: bytes | None, reservations: bytes | None) -> tuple[Place, ...]:
 def _place(device: Device, held: Iterable[Reservation]) -> Place:
     own = [one for one in held if device.uuid in one.devices]
     declared = {one.which: RtTask.of(one.request_id, one.realtime) if one.realtime else None for one in own}
-    return Place(Sharing.of(device), None if device.healthy else device.reason or "not healthy", declared)
+    trouble = None if device.healthy else device.reason or "not healthy"
+    return Place(device.uuid, Sharing.of(device), trouble, declared)
 
 
 def sane(begin_us: int, end_us: int, deadline_us: int) -> bool:

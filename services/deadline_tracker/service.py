@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import uuid
 
-from services.deadline_tracker.core import TASKS, VERDICTS, Core
+from services.deadline_tracker.core import HEARTBEATS, TASKS, VERDICTS, Core
 from services.deadline_tracker.numbers import METRICS as NUMBERS
 from services.deadline_tracker.numbers import numbers
 from services.deadline_tracker.settings import TrackerSettings
 from services.deadline_tracker.shares import Shares
-from shared.messages import DeadlineEvent, NodeDeadlines, TaskBatch
+from shared.messages import DeadlineEvent, NodeDeadlines, NodeMetrics, TaskBatch
 from shared.service import Every, Listen, Publishes, Service, run
 from shared.subjects import DEADLINES, EVENTS_STREAM, LEDGER, NODES, Subjects
 
@@ -30,6 +30,14 @@ SERVICE = Service(
         Listen(DEADLINES, "watch", about="the checkpoints, and the leases of the partitions"),
         Listen(LEDGER, "watch", about="who shares a device, and what they declared: for the causes of misses"),
         Listen(NODES, "watch", about="how devices are shared, and whether they are well: for the causes of misses"),
+        Listen(
+            HEARTBEATS,
+            "core",
+            NodeMetrics,
+            about="heartbeats of its nodes, read at a miss: what held the clocks of their devices back",
+            wanted=Core.wants_heartbeat,
+            unread=True,
+        ),
         Listen(
             TASKS,
             "stream",

@@ -1,4 +1,4 @@
-"""Who disturbs whom: the causes of each miss, and noisy neighbours, from what batches matched and the keys of nodes."""
+"""Who disturbs whom: the causes of each miss, and noisy neighbours, from batches, heartbeats and the keys of nodes."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ LOOK_US: Final = 250_000
 RECENT_US: Final = 2_000_000
 """How far back tasks matter for who was beside those that ended since the last look."""
 
+TELLS_OF_CLOCKS: Final = b'"throttle_reasons"'
+
 Times = dict[tuple[str | None, int | None], tuple[int, int | None]]
 """Begin and end of tasks, by ring and sequence of the begin."""
 
@@ -54,10 +56,14 @@ class Suspects:
         else:
             kept.facts = value
 
+    def told(self, node: str, body: bytes) -> None:
+        """A heartbeat of the node. One that tells of no clock is of no use here."""
+        if TELLS_OF_CLOCKS in body:
+            self._kept(node).clocks.heard(body)
+
     def forget(self, node: str) -> None:
         """Its tasks, not its keys: from now on others follow it."""
-        kept = self._kept(node)
-        self._nodes[node] = Kept(kept.facts, kept.reservations)
+        self._nodes[node] = self._kept(node).anew()
 
     def tick(self) -> None:
         self._left = MOST_LOOKS
@@ -78,7 +84,7 @@ class Suspects:
         if kept.facts is None or kept.reservations is None:
             return list(effects)
         if batch.boot_id != kept.boot_id or len(kept.codes) > MOST_CONTAINERS:  # another clock, or too much
-            kept = self._nodes[batch.node] = Kept(kept.facts, kept.reservations, boot_id=batch.boot_id)
+            kept = self._nodes[batch.node] = kept.anew(batch.boot_id)
         tasks = matched()
         kept.take(batch.rings, tasks)
         times: Times = {(ring, seq): (begin, end) for ring, seq, begin, end, _ in tasks} if effects else {}
@@ -101,7 +107,7 @@ class Suspects:
         at_us = batch.watermark_us if end_us is None else end_us
         if not sane(begin_us, at_us, 0):
             return effect
-        because = self._because(kept, event.container, begin_us, at_us, running())
+        because = self._because(kept, batch.start_id, event.container, (begin_us, at_us), running())
         return replace(effect, body=event.model_copy(update={"because": because}))
 
     def noisy(
@@ -122,16 +128,16 @@ class Suspects:
                 yield from _found(kept.tests, look, since_us, watermark_us)
 
     def _because(
-        self, kept: Kept, container: str, begin_us: int, at_us: int, running: Iterable[OpenTask]
+        self, kept: Kept, start_id: str, container: str, late: tuple[int, int], running: Iterable[OpenTask]
     ) -> tuple[Cause, ...]:
         self._left -= 1
         place = kept.place_of(container)
         if place is None:
             text = "it holds no device in the ledger, or nothing was said of that device"
             return (Cause(cause=CauseKind.UNKNOWN, container=None, amount_us=None, detail=text),)
-        scene = kept.scene(place, list(running))
+        scene = kept.scene(place, list(running), clock=kept.clocks.around(place.uuid, start_id, *late))
         names = [resident.name for resident in scene.residents]
-        return causes(scene, names.index(container), begin_us, at_us)
+        return causes(scene, names.index(container), *late)
 
     def _kept(self, node: str) -> Kept:
         return self._nodes.setdefault(node, Kept())

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Final
 
 from services.monitor.devices import MAX_MIB, checked
-from services.monitor.probes.base import ContainerUseReading
+from services.monitor.probes.base import ContainerUseReading, GpuTimeReading, Reading
 from shared.messages import ContainerUse, GpuUse
 
 _MAX_COUNT: Final = float(1 << 53)
@@ -25,7 +25,18 @@ def use_of(reading: ContainerUseReading | None, counts: Counter[str]) -> Contain
         memory_mib=checked("memory_mib", reading.memory_mib, counts, MAX_MIB),
         memory_limit_mib=checked("memory_limit_mib", reading.memory_limit_mib, counts, MAX_MIB),
         throttled_periods=checked("throttled_periods", reading.throttled_periods, counts, _MAX_COUNT),
-        gpus=tuple(
-            GpuUse(uuid=uuid, memory_mib=checked("memory_mib", held, counts)) for uuid, held in reading.gpus.items()
-        ),
+        gpus=tuple(_gpu(uuid, held, reading.gpu_times.get(uuid), counts) for uuid, held in reading.gpus.items()),
+    )
+
+
+def _gpu(uuid: str, held: Reading, time: GpuTimeReading | None, counts: Counter[str]) -> GpuUse:
+    memory_mib = checked("memory_mib", held, counts)
+    if time is None:
+        return GpuUse(uuid=uuid, memory_mib=memory_mib)
+    return GpuUse(
+        uuid=uuid,
+        memory_mib=memory_mib,
+        utilisation_ratio=checked("utilisation_ratio", time.ratio, counts),
+        busy_us=checked("busy_us", time.busy_us, counts, _MAX_COUNT),
+        busy_error_us=checked("busy_error_us", time.error_us, counts, _MAX_COUNT),
     )

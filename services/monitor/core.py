@@ -130,6 +130,7 @@ class Core:
         self.told: NodeMetrics | None = None
         """The last heartbeat."""
         self._lost_of_closed = 0
+        self._busy_of_closed: Counter[str] = Counter()
 
     def handle(self, event: object, now_us: int) -> list[Effect]:
         """What to do about one event. Others than the monitor's own concern nothing here."""
@@ -226,6 +227,7 @@ class Core:
             tasks = self._rings.pop(ring)
             self._counts_of_closed.update(tasks.counts)
             self._lost_of_closed += tasks.lost_records
+            self._busy_of_closed[tasks.info.container] += tasks.busy_us
         return closed
 
     def _is_time(self, clock_us: int) -> bool:
@@ -307,7 +309,16 @@ class Core:
             seen.setdefault(
                 info.container, ContainerMetrics(container=info.container, request_id=info.request_id, pids=pids)
             )
-        return tuple(seen[container] for container in sorted(seen))
+        tasks_us = self._tasks_us(now_us)
+        self._busy_of_closed = Counter({name: us for name, us in self._busy_of_closed.items() if name in seen})
+        return tuple(_with_tasks(seen[container], tasks_us.get(container)) for container in sorted(seen))
+
+    def _tasks_us(self, now_us: int) -> Counter[str]:
+        """Of each container of which rings are or were read."""
+        found = self._busy_of_closed.copy()
+        for tasks in self._rings.values():
+            found[tasks.info.container] += tasks.busy_us_at(now_us)
+        return found
 
     def _container(self, reading: ContainerReading) -> ContainerMetrics:
         return ContainerMetrics(
@@ -331,6 +342,10 @@ class Core:
         gate = {f"gate.{name}": count for name, count in (self._gates.counts if self._gates else {}).items()}
         now = {"probe.fields": fields, "probe.fields_known": known, "rings.open": len(self._rings)}
         return {**self._counts, **self._devices.counts, **tasks, **rings, **probe, **gate, **now}
+
+
+def _with_tasks(container: ContainerMetrics, tasks_us: int | None) -> ContainerMetrics:
+    return container if tasks_us is None else container.model_copy(update={"tasks_us": tasks_us})
 
 
 def _told(ring: str, tasks: OpenTasks, seq: str) -> list[str]:

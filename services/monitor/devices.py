@@ -19,7 +19,7 @@ from services.monitor.probes.base import (
     Snapshot,
 )
 from shared.errors import clip
-from shared.messages import DeviceMetrics, Measured
+from shared.messages import DeviceMetrics, Measured, Xid
 
 RECOVER_AFTER: Final = 3
 """Healthy readings in a row before a device that was ill is promised again: one may lie between two faults."""
@@ -43,11 +43,20 @@ _HEALTH_LIMITS: Final = {
     "power_mw": 10_000_000,
     "energy_mj": 1 << 53,
     "sm_clock_mhz": 20_000,
+    "sm_clock_max_mhz": 20_000,
     "memory_clock_mhz": 50_000,
     "throttle_reasons": 1 << 32,
+    "xid": 999,
+    "ecc_corrected": 1 << 53,
     "ecc_uncorrected": 1 << 31,
+    "remapped_rows_correctable": 1 << 20,
     "remapped_rows_uncorrectable": 1 << 20,
+    "row_remap_pending": 1,
     "row_remap_failure": 1,
+    "retired_pages_sbe": 1 << 20,
+    "retired_pages_dbe": 1 << 20,
+    "retired_pages_pending": 1,
+    "pcie_replays": 1 << 31,
     "fan_ratio": 2,  # a fan may turn faster than what it is made for
     "persistence_mode": 1,
 }
@@ -144,7 +153,7 @@ class Devices:
         device = self._known.get(reading.uuid)
         if device is None:
             self._known[reading.uuid] = _Device(
-                reading, values, now_us, reading.fault, health, now_us, not reading.read
+                reading, values, now_us, reading.fault, health, now_us - reading.age_us, not reading.read
             )
             return
         if device.fault is None and self._stale(device, now_us):
@@ -152,7 +161,7 @@ class Devices:
         device.reading, device.values, device.health, device.seen_us = reading, values, health, now_us
         device.missed = not reading.read
         if reading.read:
-            device.read_us = now_us
+            device.read_us = now_us - reading.age_us
         self._judge(device)
 
     def _judge(self, device: _Device) -> None:
@@ -203,6 +212,10 @@ class Devices:
             memory_used_mib=moving["memory_used_mib"],
             foreign_share_micro=whole(moving["foreign_share_micro"]),
             foreign_memory_mib=whole(moving["foreign_memory_mib"]),
+            pci_bus_id=reading.pci_bus_id,
+            gpu_instance=reading.gpu_instance,
+            mig_profile=reading.mig_profile,
+            xids=tuple(Xid(xid=seen.xid, count=seen.count, at_us=seen.at_us) for seen in reading.xids),
             health={k: Measured(value=None, reason=gone) if gone else v for k, v in device.health.items()},
             reasons={name: value.reason for name, value in plain.items() if value.reason},
             **_read(device, now_us, wall_us),

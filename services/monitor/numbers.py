@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Literal, cast
 
 from services.monitor.core import Core
 from shared.messages import ContainerMetrics, DeviceMetrics, Measured, Message, NodeMetrics
@@ -19,13 +19,16 @@ GPUS: Final = ("GPU-", "MIG-", "FAKE-")
 """How uuids of GPUs begin, made-up ones too: cores have no DCGM names."""
 
 _DEVICE: Final = ("node", "uuid")
-_DCGM: Final = ("gpu", "UUID", "device", "modelName", "Hostname", "hostname")
+_DCGM: Final = (
+    *("gpu", "UUID", "pci_bus_id", "device", "modelName"),
+    *("GPU_I_PROFILE", "GPU_I_ID", "Hostname", "hostname"),
+)
 _CONTAINER: Final = ("node", "container", "request")
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """``field`` of the message times ``scale``, without ``less`` where that is known too."""
+    """``field`` of the message times ``scale``, without ``less`` where that is known too; both may have dots."""
 
     field: str
     metric: Metric
@@ -42,8 +45,16 @@ def _own(name: str, about: str) -> Metric:
     return Metric(f"laxity_device_{name}", "gauge", about, _DEVICE)
 
 
-def _dcgm(name: str, about: str) -> Metric:
-    return Metric(f"DCGM_FI_{name}", "gauge", about, _DCGM)
+def _dcgm(name: str, about: str, kind: Literal["counter", "gauge"] = "gauge") -> Metric:
+    return Metric(f"DCGM_FI_{name}", kind, about, _DCGM)
+
+
+def _errors(health: str, name: str, about: str) -> Field:
+    return Field(f"health.{health}", _dcgm(f"DEV_{name}", about, "counter"))
+
+
+def _container(name: str, about: str, kind: Literal["counter", "gauge"] = "gauge") -> Metric:
+    return Metric(f"laxity_container_{name}", kind, about, _CONTAINER)
 
 
 DEVICE_FIELDS: Final = (
@@ -57,13 +68,43 @@ DCGM_FIELDS: Final = (
     Field("utilisation_ratio", _dcgm("DEV_GPU_UTIL", "GPU utilization (in %)."), 100),
     Field("memory_used_mib", _dcgm("DEV_FB_USED", "Framebuffer memory used (in MiB).")),
     Field("memory_mib", _dcgm("DEV_FB_FREE", "Framebuffer memory free (in MiB)."), less="memory_used_mib"),
+    Field("health.sm_clock_mhz", _dcgm("DEV_SM_CLOCK", "SM clock frequency (in MHz).")),
+    Field("health.memory_clock_mhz", _dcgm("DEV_MEM_CLOCK", "Memory clock frequency (in MHz).")),
+    Field("health.temperature_celsius", _dcgm("DEV_GPU_TEMP", "GPU temperature (in C).")),
+    Field("health.power_mw", _dcgm("DEV_POWER_USAGE", "Power draw (in W)."), 1e-3),
+    Field(
+        "health.energy_mj",
+        _dcgm("DEV_TOTAL_ENERGY_CONSUMPTION", "Total energy consumption since boot (in mJ).", "counter"),
+    ),
+    Field("health.xid", _dcgm("DEV_XID_ERRORS", "Value of the last XID error encountered.")),
+    _errors("pcie_replays", "PCIE_REPLAY_COUNTER", "Total number of PCIe retries."),
+    _errors("ecc_corrected", "ECC_SBE_AGG_TOTAL", "Total number of single-bit persistent ECC errors."),
+    _errors("ecc_uncorrected", "ECC_DBE_AGG_TOTAL", "Total number of double-bit persistent ECC errors."),
+    _errors("retired_pages_sbe", "RETIRED_SBE", "Total number of retired pages due to single-bit errors."),
+    _errors("retired_pages_dbe", "RETIRED_DBE", "Total number of retired pages due to double-bit errors."),
+    _errors("retired_pages_pending", "RETIRED_PENDING", "Total number of pages pending retirement."),
+    _errors(
+        "remapped_rows_uncorrectable",
+        "UNCORRECTABLE_REMAPPED_ROWS",
+        "Number of remapped rows for uncorrectable errors",
+    ),
+    _errors("remapped_rows_correctable", "CORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for correctable errors"),
+    Field("health.row_remap_failure", _dcgm("DEV_ROW_REMAP_FAILURE", "Whether remapping of rows has failed")),
 )
 CONTAINER_FIELDS: Final = (
-    Field("cpu_ratio", Metric("laxity_container_cpu_cores", "gauge", "CPU in use, in cores.", _CONTAINER)),
+    Field("cpu_ratio", _container("cpu_cores", "CPU in use, in cores.")),
+    Field("memory_mib", _container("memory_bytes", "Memory in use."), MIB),
     Field(
-        "memory_mib",
-        Metric("laxity_container_memory_bytes", "gauge", "Memory in use.", _CONTAINER),
-        MIB,
+        "tasks_us",
+        _container("tasks_busy_seconds_total", "Time with a task open, added up over its processes.", "counter"),
+        1e-6,
+    ),
+    Field("use.cpu_us", _container("cpu_seconds_total", "Processor time by its control group.", "counter"), 1e-6),
+    Field("use.memory_mib", _container("charged_memory_bytes", "Memory by its control group, with page cache."), MIB),
+    Field("use.memory_limit_mib", _container("memory_limit_bytes", "The limit of that, where there is one."), MIB),
+    Field(
+        "use.throttled_periods",
+        _container("throttled_periods_total", "Periods in which it was stopped at its limit of CPU.", "counter"),
     ),
 )
 _INFO: Final = Metric(
@@ -76,6 +117,27 @@ _SUPPORTED: Final = Metric(
     "gauge",
     "1 where the field's value is known; 0 with the reason where it is not, and its series is absent.",
     (*_DEVICE, "field", "reason"),
+)
+_XIDS: Final = Metric(
+    "laxity_device_xid_errors_total",
+    "counter",
+    "Errors that the driver reported of the device, by their code (XID).",
+    (*_DEVICE, "xid"),
+)
+_XID_LAST: Final = Metric(
+    "laxity_device_xid_last_timestamp_seconds", "gauge", "When it last did, since 1970.", (*_DEVICE, "xid")
+)
+
+
+def _held(name: str, about: str, kind: Literal["counter", "gauge"] = "gauge") -> Metric:
+    return Metric(f"laxity_container_device_{name}", kind, about, (*_CONTAINER, "uuid"))
+
+
+HELD_FIELDS: Final = (
+    Field("memory_mib", _held("memory_bytes", "Memory of a device that the container's processes hold."), MIB),
+    Field("utilisation_ratio", _held("utilisation_ratio", "Share of time in which they computed, by samples.")),
+    Field("busy_us", _held("busy_seconds_total", "The same added up since it was first seen there.", "counter"), 1e-6),
+    Field("busy_error_us", _held("busy_error_seconds", "By how much that may be off."), 1e-6),
 )
 _RECORDS: Final = Metric("laxity_monitor_task_records_total", "counter", "Task records by kind.", ("kind",))
 _LOST: Final = Metric(
@@ -94,8 +156,8 @@ _PLAIN: Final = {
     "probe.fields_known": _KNOWN,
 }
 METRICS: Final = (
-    *(field.metric for field in (*DEVICE_FIELDS, *DCGM_FIELDS, *CONTAINER_FIELDS)),
-    *(_INFO, _HEALTHY, _ILL, _SUPPORTED, _RECORDS, *_PLAIN.values(), _COUNTED),
+    *(field.metric for field in (*DEVICE_FIELDS, *DCGM_FIELDS, *CONTAINER_FIELDS, *HELD_FIELDS)),
+    *(_INFO, _HEALTHY, _ILL, _SUPPORTED, _XIDS, _XID_LAST, _RECORDS, *_PLAIN.values(), _COUNTED),
 )
 
 
@@ -107,7 +169,7 @@ def numbers(core: Core) -> Iterator[Sample]:
     for device in told.devices:
         yield from _device(told.node, device)
     for container in told.containers:
-        yield from _container(told.node, container)
+        yield from _of_container(told.node, container)
     yield from _counted(told)
 
 
@@ -120,14 +182,23 @@ def _device(node: str, device: DeviceMetrics) -> Iterator[Sample]:
     for field in DEVICE_FIELDS:
         yield from field.metric.of(field.value(device), *at)
         yield from _SUPPORTED.of(_known(device, field.field) is not None, *at, field.field, _why(device, field.field))
+    for name, value in device.health.items():
+        yield from _SUPPORTED.of(value.value is not None, *at, name, value.reason)
+    for seen in device.xids:
+        yield from _XIDS.of(seen.count, *at, str(seen.xid))
+        yield from _XID_LAST.of(seen.at_us / 1_000_000, *at, str(seen.xid))
     if device.uuid.startswith(GPUS):
         index = str(device.index)
-        labels = (index, device.uuid, f"nvidia{index}", device.model, node, node)
-        yield from _told(DCGM_FIELDS, device, labels)
+        instance = None if device.gpu_instance is None else str(device.gpu_instance)
+        gpu = (index, device.uuid, device.pci_bus_id, f"nvidia{index}", device.model)
+        yield from _told(DCGM_FIELDS, device, (*gpu, device.mig_profile, instance, node, node))
 
 
-def _container(node: str, container: ContainerMetrics) -> Iterator[Sample]:
-    yield from _told(CONTAINER_FIELDS, container, (node, container.container, container.request_id))
+def _of_container(node: str, container: ContainerMetrics) -> Iterator[Sample]:
+    of = (node, container.container, container.request_id)
+    yield from _told(CONTAINER_FIELDS, container, of)
+    for held in container.use.gpus if container.use else ():
+        yield from _told(HELD_FIELDS, held, (*of, held.uuid))
 
 
 def _told(fields: Iterable[Field], message: Message, labels: tuple[str | None, ...]) -> Iterator[Sample]:
@@ -146,10 +217,18 @@ def _counted(told: NodeMetrics) -> Iterator[Sample]:
 
 
 def _known(message: Message, field: str) -> float | None:
-    found: Measured | float | None = getattr(message, field)
+    found = _at(message, field)
     return found.value if isinstance(found, Measured) else found
 
 
 def _why(device: DeviceMetrics, field: str) -> str | None:
-    found: Measured | float | None = getattr(device, field)
+    found = _at(device, field)
     return found.reason if isinstance(found, Measured) else device.reasons.get(field)
+
+
+def _at(message: Message, field: str) -> Measured | float | None:
+    """None where something on the way is not there."""
+    found: Any = message
+    for name in field.split("."):
+        found = found.get(name) if isinstance(found, dict) else getattr(found, name, None)
+    return cast("Measured | float | None", found)

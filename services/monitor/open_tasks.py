@@ -64,6 +64,9 @@ class OpenTasks:
     pid: int | None = None
     ended_late: bool = False
     """A task of the last reading was not known to be late, and ended after its deadline."""
+    busy_us: int = 0
+    """Time in which a task was open, up to when none was last; without that of tasks whose end was lost."""
+    _busy_since_us: int = 0
     next_due_us: int | None = None
     """When the next task becomes overdue unless it ends; None while no task is open and undecided."""
     _open: dict[int, Row] = field(default_factory=dict)
@@ -122,6 +125,8 @@ class OpenTasks:
                 due.clear()
             self.last_seq = seq
             if kind == BEGIN:
+                if not self._open:
+                    self._busy_since_us = stamp_us
                 self._open[seq] = row
                 due[seq] = stamp_us + deadline_us + GUARD_US
             elif begin := self._open.pop(begin_seq, None):
@@ -130,6 +135,8 @@ class OpenTasks:
                     self._overdue.remove(begin_seq)
                 elif stamp_us - begin.stamp_us > begin.deadline_us:
                     self.ended_late = True
+                if not self._open and stamp_us > self._busy_since_us:
+                    self.busy_us += stamp_us - self._busy_since_us
             rows.append(row)
         if read.taken > self.last_seq:
             rows += self._drop(list(self._open), clock_us)
@@ -138,6 +145,10 @@ class OpenTasks:
         for seq, due_us in due.items():
             heapq.heappush(self._due, (due_us, seq))
         return rows
+
+    def busy_us_at(self, clock_us: int) -> int:
+        """With what is open now."""
+        return self.busy_us + (max(0, clock_us - self._busy_since_us) if self._open else 0)
 
     def _undecided(self, seq: int) -> bool:
         return seq in self._open and seq not in self._overdue
@@ -168,6 +179,8 @@ class OpenTasks:
         return rows
 
     def _close(self, kind: int, clock_us: int) -> list[Row]:
+        if kind == ABORTED:
+            self.busy_us = self.busy_us_at(clock_us)
         left = [begin for seq, begin in self._open.items() if kind == ABORTED or seq not in self._overdue]
         rows = [_verdict(begin, kind, clock_us) for begin in left]
         self._open.clear()

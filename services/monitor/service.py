@@ -46,7 +46,13 @@ def make_probe(settings: MonitorSettings) -> Probe:
         return FakeProbe(settings.node, settings.fake_devices, capacity, settings.fake_control)
     if settings.probe == "nvml":
         host = CpuProbe(settings.ring_root, {core: CoreSettings() for core in usable_cores()})
-        sharing = GpuSharing(settings.regime, settings.nvml_regimes, settings.slice_us, settings.switch_us)
+        sharing = GpuSharing(
+            settings.regime,
+            settings.nvml_regimes,
+            settings.slice_us,
+            settings.switch_us,
+            settings.nvml_xid_quiet_us / 1_000_000,
+        )
         return GpuProbe(host, _driver(settings), sharing, host_pids=settings.nvml_host_pids)
     return CpuProbe(settings.ring_root, {core: core_settings(settings, core) for core in usable_cores()})
 

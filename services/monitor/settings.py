@@ -76,6 +76,8 @@ class MonitorSettings(ServiceSettings):
     """The same for the first answer of a process: a driver that nobody keeps loaded takes seconds per GPU."""
     nvml_retry_us: int = Field(default=1_000_000, ge=1_000)
     """Pause before the driver is tried again after a failure; doubled with each one, up to 30 s."""
+    nvml_xid_quiet_us: int = Field(default=600_000_000, ge=0)
+    """How long after the last fatal XID a GPU is ill: none says that it is well again, and most need a reset."""
 
     fake_devices: tuple[FakeDevices, ...] = (FakeDevices(count=4),)
     """Devices of the fake probe, in JSON."""

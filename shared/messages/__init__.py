@@ -42,6 +42,7 @@ from shared.messages.nodes import (
     NodesReply,
     NodeState,
     Regime,
+    Xid,
 )
 from shared.messages.place import (
     PULLING,
@@ -154,6 +155,7 @@ __all__ = [
     "TaskEventKind",
     "Volume",
     "Which",
+    "Xid",
     "container_name",
     "unknown_fields",
 ]

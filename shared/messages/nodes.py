@@ -47,11 +47,27 @@ class Device(Message):
     foreign_memory_mib: int | None = 0
 
 
+class Xid(Message):
+    """An error of this code (XID), as NVIDIA's driver reports them."""
+
+    xid: int
+    count: int
+    """Since the monitor's start."""
+    at_us: int
+    """When last, by the node's wall clock."""
+
+
 class DeviceMetrics(Device):
     """A device as its probe sees it."""
 
     utilisation_ratio: Measured
     memory_used_mib: Measured
+    pci_bus_id: str | None = None
+    """Of the GPU, also for its MIG devices."""
+    gpu_instance: int | None = None
+    """Of a MIG device: its GPU instance on the GPU."""
+    mig_profile: str | None = None
+    """Of a MIG device, as ``1g.18gb``."""
     health: dict[str, Measured] = Field(default_factory=dict)
     """Further values by name, units in the names: docs/gpus.md lists them. Empty where the probe has none."""
     reasons: dict[str, str] = Field(default_factory=dict)
@@ -61,9 +77,11 @@ class DeviceMetrics(Device):
     sources: dict[str, str] = Field(default_factory=dict)
     """The same for single values, by name, that come from elsewhere."""
     age_us: int | None = None
-    """Time since the device was read last."""
+    """Time since the device was read last; by the node's CLOCK_MONOTONIC that was at ``mono_us`` less this."""
     stale_since_us: int | None = None
     """When it was read last, by the wall clock: said once a cycle has passed without a reading of it."""
+    xids: tuple[Xid, ...] = ()
+    """By code; ``health.xid`` says whether the driver tells them at all."""
 
 
 class GpuUse(Message):
@@ -71,6 +89,12 @@ class GpuUse(Message):
 
     uuid: Name
     memory_mib: Measured
+    utilisation_ratio: Measured | None = None
+    """By the driver's samples of its processes since the cycle before."""
+    busy_us: Measured | None = None
+    """These added up since it was first seen on the device."""
+    busy_error_us: Measured | None = None
+    """By how much that may be off: docs/gpus.md says what is in it."""
 
 
 class ContainerUse(Message):
@@ -99,6 +123,9 @@ class ContainerMetrics(Message):
     pids: tuple[int, ...] = ()
     cpu_ratio: Measured | None = None
     memory_mib: Measured | None = None
+    tasks_us: int | None = None
+    """Time in which a task of it was open since the monitor's start, added up over its processes: what the samples of
+    ``use.gpus`` are to be compared with. None where it has no ring."""
     use: ContainerUse | None = None
     """None where nothing beyond the processes of the container is known."""
 

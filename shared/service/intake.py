@@ -8,7 +8,7 @@ from typing import Protocol
 
 from shared.bus import Bus, Listening, Msg, StoredMsg
 from shared.clock import Clock
-from shared.effects import KeyChanged, Received, WatchReplayed
+from shared.effects import KeyChanged, Received, Unread, WatchReplayed
 from shared.errors import FieldError
 from shared.log import Logger
 from shared.messages import MAX_BODY_BYTES, Message
@@ -100,6 +100,11 @@ class Intake:
     # --- what nobody waits for ---
 
     async def _on_core(self, msg: Msg) -> None:
+        if self._wanted is not None and not self._wanted(msg.subject):
+            return
+        if self._listen.unread:
+            await self._shell.inbox.put(Unread(msg.subject, msg.body))
+            return
         message = self._decoded(msg.subject, msg.body)
         if message is not None:
             await self._shell.inbox.put(self._received(msg, message, ""))

@@ -208,8 +208,7 @@ class Runtime:
             self._until_draining(Intake(self, listen).pull())
 
     def _follow(self, listen: Listen, start_seq: int) -> None:
-        wanted = partial(listen.wanted, self._core) if listen.wanted is not None else None
-        following = Intake(self, listen, wanted).follow(start_seq)
+        following = self._intake(listen).follow(start_seq)
         self._following[listen.subject] = self._group.create_task(following)
 
     async def _read_from(self, effect: ReadFrom) -> None:
@@ -223,7 +222,10 @@ class Runtime:
 
     async def _requests(self) -> None:
         for listen in (*self._of("core"), *self._of("request")):
-            self._taking.append(await Intake(self, listen).subscribe())
+            self._taking.append(await self._intake(listen).subscribe())
+
+    def _intake(self, listen: Listen) -> Intake:
+        return Intake(self, listen, partial(listen.wanted, self._core) if listen.wanted is not None else None)
 
     def _of(self, kind: str) -> list[Listen]:
         return [listen for listen in self.service.listens if listen.kind == kind]

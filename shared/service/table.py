@@ -33,10 +33,10 @@ class Listen:
     """One subject or bucket that a service hears.
 
     ``subject`` leaves the prefix out; for kind ``watch`` it is a bucket's name. ``request``: one answer each, shared
-    through ``queue``. ``core``: lossy. ``stream``: in order, from the sequence that ``start`` names once all watches
-    have replayed (0: only what is new; None: nothing until a ReadFrom), without what ``wanted`` declines by its subject
-    before it is decoded. ``work``: one durable consumer shared by all who name it, acknowledged by
-    the core with Ack.
+    through ``queue``. ``core``: lossy; with ``unread`` it comes as Unread. ``stream``: in order, from the sequence that
+    ``start`` names once all watches have replayed (0: only what is new; None: nothing until a ReadFrom). ``work``: one
+    durable consumer shared by all who name it, acknowledged by the core with Ack. Of ``core`` and ``stream`` what
+    ``wanted`` declines by its subject is dropped before it is decoded.
     """
 
     subject: str
@@ -48,6 +48,7 @@ class Listen:
     durable: str | None = None
     start: Callable[[Any], int | None] | None = None
     wanted: Callable[[Any, str], bool] | None = None
+    unread: bool = False
     fault: Fault | None = None
 
 

@@ -30,7 +30,7 @@ def build_fake_nvml(folder: Path) -> Path:
 def rows_of(profile: Path) -> list[str]:
     """The rows of a profile; in place of ``from NAME`` those of the one of that name beside it."""
     rows: list[str] = []
-    for line in profile.read_text(encoding="utf-8").splitlines():
+    for line in profile.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         word, _, name = line.partition(" ")
         rows += rows_of(profile.with_name(name)) if word == "from" else [line] if line[:1] not in ("", "#") else []
     return rows
@@ -46,16 +46,21 @@ class FakeDriver:
 
     def plays(self, profile: str, *processes: tuple[int, int, int]) -> None:
         """From now on, also in what runs already. ``processes``: GPU, pid and MiB, or -1 where that is not told."""
-        self._machine = rows_of(PROFILES / profile)
+        self.rows = rows_of(PROFILES / profile)
         for gpu in sorted({gpu for gpu, _, _ in processes}):
             held = [(pid, mib) for on, pid, mib in processes if on == gpu]
-            self._machine += _held(self._machine, str(gpu), held)
+            self.rows += _held(self.rows, str(gpu), held)
+        self.fails()
+
+    def replays(self, profile: Path) -> None:
+        """As ``plays``, a profile that lies anywhere, such as one that machine.py wrote."""
+        self.rows = rows_of(profile)
         self.fails()
 
     def fails(self, *rows: str) -> None:
         """These rows on top of the profile, in place of those of the call before; none: no fault."""
         written = self.control.with_suffix(".new")
-        written.write_text("\n".join([*self._machine, *rows]), encoding="utf-8", errors="surrogateescape")
+        written.write_text("\n".join([*self.rows, *rows]), encoding="utf-8", errors="surrogateescape")
         written.replace(self.control)
 
 
@@ -65,9 +70,9 @@ def _held(machine: list[str], gpu: str, processes: list[tuple[int, int]]) -> lis
     rows = [f"DeviceGetComputeRunningProcesses{version} {gpu} {' '.join(listed)}" for version in ("", "_v2", "_v3")]
     sum_mib = sum(max(0, mib) for _, mib in processes)
     for name in ("DeviceGetMemoryInfo", "DeviceGetMemoryInfo_v2"):
-        *_, answer = [row.split()[2:] for row in machine if _about(row, name, gpu)]
-        if answer[0].endswith("MiB"):
-            *others, free, used = (int(number.removesuffix("MiB")) for number in answer)
+        answers = [row.split()[2:] for row in machine if _about(row, name, gpu)]
+        if answers and answers[-1][0].endswith("MiB"):
+            *others, free, used = (int(number.removesuffix("MiB")) for number in answers[-1])
             numbers = [*others, free - sum_mib, used + sum_mib]
             rows.append(f"{name} {gpu} {' '.join(f'{number}MiB' for number in numbers)}")
     # a driver that refuses a version of a list refuses it also where somebody is on it

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define OK 0
@@ -22,6 +23,7 @@
 #define NOT_SUPPORTED 3
 #define NOT_FOUND 6
 #define INSUFFICIENT_SIZE 7
+#define TIMEOUT 10
 #define VERSION_MISMATCH 25
 #define MOST_ROWS 2048
 #define GPUS 16
@@ -90,12 +92,18 @@ static unsigned long long next(const char **answer) {
     return value;
 }
 
+/* The same in the 32 bits that a function has for it: the most of them where it is more. */
+static unsigned next32(const char **answer) {
+    unsigned long long value = next(answer);
+    return value > ~0U ? ~0U : value;
+}
+
 /* Functions with one number, with one that an argument chooses, and with a text. */
 #define NUMBER(name, type) \
     int nvml##name(device *d, type *value) { \
         const char *answer; \
         int code = find(#name, d, NOT_SUPPORTED, &answer); \
-        if (code == OK) *value = next(&answer); \
+        if (code == OK) *value = sizeof *value == 4 ? next32(&answer) : next(&answer); \
         return code; \
     }
 #define NUMBER_OF(name, type) \
@@ -105,7 +113,7 @@ static unsigned long long next(const char **answer) {
         int code; \
         snprintf(call, sizeof call, #name ":%d", which); \
         code = find(call, d, NOT_SUPPORTED, &answer); \
-        if (code == OK) *value = next(&answer); \
+        if (code == OK) *value = sizeof *value == 4 ? next32(&answer) : next(&answer); \
         return code; \
     }
 #define TEXT(name) \
@@ -139,7 +147,7 @@ int nvmlSystemGetDriverVersion(char *text, unsigned size) {
 int nvmlDeviceGetCount_v2(unsigned *found) {
     const char *answer;
     int code = find("DeviceGetCount_v2", NULL, OK, &answer);
-    *found = next(&answer);
+    *found = next32(&answer);
     return code;
 }
 
@@ -158,11 +166,33 @@ TEXT(DeviceGetName)
 NUMBER(DeviceGetComputeMode, int)
 NUMBER(DeviceGetPersistenceMode, int)
 NUMBER(DeviceGetMaxMigDeviceCount, unsigned)
+NUMBER(DeviceGetGpuInstanceId, unsigned)
 
 int nvmlDeviceGetMigMode(device *d, unsigned *current, unsigned *pending) {
     const char *answer;
     int code = find("DeviceGetMigMode", d, NOT_SUPPORTED, &answer);
-    if (code == OK) *current = next(&answer), *pending = next(&answer);
+    if (code == OK) *current = next32(&answer), *pending = next32(&answer);
+    return code;
+}
+
+typedef struct {
+    char legacy[16];
+    unsigned domain, bus, device, device_id, subsystem_id;
+    char id[32];
+} pci;
+
+/* A row has DOMAIN:BUS:DEVICE.0 in hex. */
+static void to_pci(const char *answer, pci *found) {
+    memset(found, 0, sizeof *found);
+    snprintf(found->id, sizeof found->id, "%.31s", answer);
+    snprintf(found->legacy, sizeof found->legacy, "%.15s", strlen(answer) > 4 ? answer + 4 : answer);
+    sscanf(answer, "%x:%x:%x", &found->domain, &found->bus, &found->device);
+}
+
+int nvmlDeviceGetPciInfo_v3(device *d, pci *found) {
+    const char *answer;
+    int code = find("DeviceGetPciInfo_v3", d, NOT_SUPPORTED, &answer);
+    if (code == OK) to_pci(answer, found);
     return code;
 }
 
@@ -230,13 +260,14 @@ typedef struct { unsigned gpu, memory; } utilisation;
 int nvmlDeviceGetUtilizationRates(device *d, utilisation *u) {
     const char *answer;
     int code = find("DeviceGetUtilizationRates", d, NOT_SUPPORTED, &answer);
-    if (code == OK) u->gpu = next(&answer), u->memory = next(&answer);
+    if (code == OK) u->gpu = next32(&answer), u->memory = next32(&answer);
     return code;
 }
 
 NUMBER_OF(DeviceGetTemperature, unsigned)
 NUMBER_OF(DeviceGetClockInfo, unsigned)
 NUMBER(DeviceGetFanSpeed, unsigned)
+NUMBER_OF(DeviceGetMaxClockInfo, unsigned)
 NUMBER(DeviceGetPowerUsage, unsigned)
 NUMBER(DeviceGetTotalEnergyConsumption, unsigned long long)
 NUMBER(DeviceGetCurrentClocksEventReasons, unsigned long long)
@@ -252,12 +283,127 @@ int nvmlDeviceGetTotalEccErrors(device *d, int kind, int since, unsigned long lo
     return code;
 }
 
+NUMBER(DeviceGetPcieReplayCounter, unsigned)
+NUMBER(DeviceGetRetiredPagesPendingStatus, int)
+
+/* A row has how many there are. */
+int nvmlDeviceGetRetiredPages(device *d, int cause, unsigned *room, unsigned long long *addresses) {
+    const char *answer;
+    char call[64];
+    unsigned found, i;
+    int code;
+    snprintf(call, sizeof call, "DeviceGetRetiredPages:%d", cause);
+    code = find(call, d, NOT_SUPPORTED, &answer);
+    if (code != OK) return code;
+    found = next32(&answer);
+    for (i = 0; addresses && i < found && i < *room; ++i) addresses[i] = i;
+    code = found > *room ? INSUFFICIENT_SIZE : OK;
+    return *room = found, code;
+}
+
 int nvmlDeviceGetRemappedRows(device *d, unsigned *correctable, unsigned *uncorrectable, unsigned *pending,
                               unsigned *failure) {
     const char *answer;
     int code = find("DeviceGetRemappedRows", d, NOT_SUPPORTED, &answer);
     if (code == OK)
-        *correctable = next(&answer), *uncorrectable = next(&answer), *pending = next(&answer),
-        *failure = next(&answer);
+        *correctable = next32(&answer), *uncorrectable = next32(&answer), *pending = next32(&answer),
+        *failure = next32(&answer);
+    return code;
+}
+
+/* --- who computes --- */
+
+typedef struct { unsigned pid; unsigned long long at_us; unsigned sm, memory, encoder, decoder; } sample;
+
+/* A row has PID:PERCENT:AGE_MS of each process's newest sample. As the driver: without room it says that 100 are needed,
+ * however many there are, and with nothing newer that nothing was found. */
+int nvmlDeviceGetProcessUtilization(device *d, sample *list, unsigned *room, unsigned long long since_us) {
+    const char *answer;
+    unsigned found = 0, pid, percent;
+    int used, age_ms, code = find("DeviceGetProcessUtilization", d, NOT_SUPPORTED, &answer);
+    struct timespec now;
+    unsigned long long at_us;
+    if (code != OK) return code;
+    if (!list) return *room = 100, INSUFFICIENT_SIZE;
+    clock_gettime(CLOCK_REALTIME, &now);
+    for (; sscanf(answer, " %u:%u:%d%n", &pid, &percent, &age_ms, &used) == 3 && found < *room; answer += used) {
+        at_us = now.tv_sec * 1000000ULL + now.tv_nsec / 1000 - age_ms * 1000LL;
+        if (at_us > since_us) list[found++] = (sample){pid, at_us, percent, 0, 0, 0};
+    }
+    return *room = found, found ? OK : NOT_FOUND;
+}
+
+/* --- what happens to it --- */
+
+typedef struct { device *d; unsigned told; } event_set;
+typedef struct { device *d; unsigned long long kind, data; unsigned gpu_instance, compute_instance; } event;
+
+/* The event of that number in a row's list of XID:GPU_INSTANCE, -1 for the whole GPU; 0 where the list ends before. */
+static int event_at(const char *answer, unsigned number, unsigned *xid, int *instance) {
+    int used;
+    for (; sscanf(answer, " %u:%d%n", xid, instance, &used) == 2; answer += used)
+        if (number-- == 0) return 1;
+    return 0;
+}
+
+NUMBER(DeviceGetSupportedEventTypes, unsigned long long)
+
+int nvmlEventSetCreate(event_set **made) {
+    *made = calloc(1, sizeof **made);
+    return OK;
+}
+
+int nvmlEventSetFree(event_set *set) {
+    free(set);
+    return OK;
+}
+
+/* What was in the list before has happened before. */
+int nvmlDeviceRegisterEvents(device *d, unsigned long long kinds, event_set *set) {
+    const char *answer;
+    unsigned xid;
+    int instance, code = find("DeviceRegisterEvents", d, OK, &answer);
+    (void)kinds;
+    if (code != OK) return code;
+    set->d = d;
+    find("EventSetWait_v2", d, OK, &answer);
+    while (event_at(answer, set->told, &xid, &instance)) ++set->told;
+    return OK;
+}
+
+int nvmlEventSetWait_v2(event_set *set, event *found, unsigned timeout_ms) {
+    const char *answer;
+    unsigned xid;
+    int instance, code = find("EventSetWait_v2", set->d, OK, &answer);
+    (void)timeout_ms;
+    if (code != OK) return code;
+    if (!event_at(answer, set->told, &xid, &instance)) return TIMEOUT;
+    ++set->told;
+    *found = (event){set->d, 8, xid, instance, instance};
+    return OK;
+}
+
+/* --- what it is linked to --- */
+
+int nvmlDeviceGetTopologyCommonAncestor(device *d, device *other, int *level) {
+    const char *answer;
+    char call[64];
+    int code;
+    snprintf(call, sizeof call, "DeviceGetTopologyCommonAncestor:%d", other->gpu);
+    code = find(call, d, NOT_SUPPORTED, &answer);
+    if (code == OK) *level = next32(&answer);
+    return code;
+}
+
+NUMBER_OF(DeviceGetNvLinkState, unsigned)
+NUMBER_OF(DeviceGetNvLinkRemoteDeviceType, unsigned)
+
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(device *d, unsigned link, pci *found) {
+    const char *answer;
+    char call[64];
+    int code;
+    snprintf(call, sizeof call, "DeviceGetNvLinkRemotePciInfo_v2:%u", link);
+    code = find(call, d, NOT_SUPPORTED, &answer);
+    if (code == OK) to_pci(answer, found);
     return code;
 }

@@ -38,6 +38,7 @@ def monitor(nats_url: str, tmp_path: Path, driver: FakeDriver) -> Iterator[Servi
         "LAXITY_MONITOR_NVML_DEADLINE_US": "300000",
         "LAXITY_MONITOR_NVML_RETRY_US": "1000",
         "LAXITY_MONITOR_NVML_HOST_PIDS": "true",  # this driver has the pids that the tests give it
+        "LAXITY_MONITOR_NVML_XID_QUIET_US": "500000",
         "LAXITY_MONITOR_PERIOD_US": "100000",
         **driver.environment,
     }
@@ -120,3 +121,26 @@ async def test_the_process_that_asks_ends_with_a_killed_monitor_also_while_it_ha
         return not child.is_running()
 
     await until(gone, "the process that asked has ended")
+
+
+async def test_a_fatal_xid_makes_a_gpu_ill_until_none_has_come_for_a_while(
+    monitor: ServiceProcess, outside: Client, driver: FakeDriver
+) -> None:
+    await heartbeat(outside, lambda body: healthy(body) == [True, True], "two healthy GPUs")
+    driver.fails("EventSetWait_v2 1 31:-1 79:-1")
+    body = await heartbeat(outside, lambda body: reasons(body) == {None, "xid_79"}, "one GPU that is ill")
+    first, second = body["devices"]
+    assert [[], [(31, 1), (79, 1)]] == [[(x["xid"], x["count"]) for x in d["xids"]] for d in (first, second)]
+    assert [0, 79] == [device["health"]["xid"]["value"] for device in (first, second)]
+    body = await heartbeat(outside, lambda body: healthy(body) == [True, True], "two healthy GPUs again")
+    assert [(31, 1), (79, 1)] == [(x["xid"], x["count"]) for x in body["devices"][1]["xids"]]
+
+
+async def test_a_wait_for_events_that_hangs_ends_with_the_cycle(
+    monitor: ServiceProcess, outside: Client, driver: FakeDriver
+) -> None:
+    await heartbeat(outside, lambda body: healthy(body) == [True, True], "two healthy GPUs")
+    driver.fails("EventSetWait_v2 0 hang")
+    await heartbeat(outside, lambda body: reasons(body) == {"driver_hung"}, "two GPUs of a driver that hangs")
+    driver.fails()
+    await heartbeat(outside, lambda body: healthy(body) == [True, True], "two healthy GPUs again")

@@ -330,7 +330,7 @@ OVERHEARD = {
     ),
     "client-second": ("_INBOX.client.>", "_INBOX.*.x", "$KV.rt_ledger.>", "$SRV.PING.placer", "$JS.API.>"),
     ELSE: (">", "rt.>", "rt.events.>", "rt.metrics.*", "rt.place", "_INBOX.monitor-fake-0.>", "_INBOX.client.>"),
-    "deadline-tracker": (">", "rt.place", "rt.metrics.*", "$KV.rt_ledger.>", "_INBOX.placer.>", "_R_.>"),
+    "deadline-tracker": (">", "rt.place", "rt.nodes", "$KV.rt_ledger.>", "_INBOX.placer.>", "_R_.>"),
     "node-list": (">", "rt.place", "rt.release", "_INBOX.placer.>", "_INBOX.operator.>", "$JS.API.>"),
     "placer": (">", "rt.nodes", "rt.metrics.*", "_INBOX.node-list.>", "_INBOX.operator.>", "_R_.>"),
     "operator": (">", "_INBOX.>", "_INBOX.placer.>", "_R_.>"),

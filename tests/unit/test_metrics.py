@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from cli.generate_docs import SERVICES
 from services.monitor import numbers as of_monitor
 from services.monitor.core import Core, Probed
-from services.monitor.probes.base import Capacity, DeviceReading, Reading, Snapshot
+from services.monitor.probes.base import (
+    Capacity,
+    ContainerReading,
+    ContainerUseReading,
+    DeviceReading,
+    Reading,
+    Snapshot,
+    XidReading,
+)
 from shared.effects import Tick
 from shared.log import logger
 from shared.messages import Regime
@@ -155,9 +164,11 @@ def reading(uuid: str, utilisation: Reading) -> DeviceReading:
     )
 
 
-def monitored(*readings: DeviceReading) -> dict[tuple[str, tuple[str, ...]], float]:
+def monitored(
+    *readings: DeviceReading, containers: tuple[ContainerReading, ...] = ()
+) -> dict[tuple[str, tuple[str, ...]], float]:
     core = Core("node-1", "s", "b", Capacity(1000, 1024))
-    core.handle(Probed(Snapshot(devices=readings, containers=())), 0)
+    core.handle(Probed(Snapshot(devices=readings, containers=containers)), 0)
     assert [] == list(of_monitor.numbers(core))
     core.handle(Tick("metrics", 0), 0)
     return {(metric.name, labels): value for metric, labels, value in of_monitor.numbers(core)}
@@ -165,8 +176,9 @@ def monitored(*readings: DeviceReading) -> dict[tuple[str, tuple[str, ...]], flo
 
 def test_a_gpu_has_the_names_units_and_labels_of_dcgm_exporter() -> None:
     told = monitored(reading("GPU-1", Reading(0.5)))
-    labels = ("3", "GPU-1", "nvidia3", "H100", "node-1", "node-1")
-    assert ("gpu", "UUID", "device", "modelName", "Hostname", "hostname") == of_monitor.DCGM_FIELDS[0].metric.labels
+    labels = ("3", "GPU-1", "", "nvidia3", "H100", "", "", "node-1", "node-1")
+    known = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID", "Hostname", "hostname")
+    assert known == of_monitor.DCGM_FIELDS[0].metric.labels
     dcgm = {name: value for (name, of), value in told.items() if name.startswith("DCGM") and of == labels}
     assert {"DCGM_FI_DEV_GPU_UTIL": 50, "DCGM_FI_DEV_FB_USED": 559, "DCGM_FI_DEV_FB_FREE": 81_000} == dcgm
     assert 559 * 2**20 == told["laxity_device_memory_used_bytes", ("node-1", "GPU-1")]
@@ -180,6 +192,37 @@ def test_what_a_mig_parent_cannot_tell_is_absent_and_its_reason_is_told() -> Non
     at = ("node-1", "GPU-1", "utilisation_ratio", "mig_enabled")
     assert 0 == told["laxity_device_field_supported", at]
     assert 1 == told["laxity_device_field_supported", ("node-1", "GPU-1", "memory_used_mib", "")]
+
+
+def test_health_has_the_names_and_units_of_dcgm_exporter_and_what_is_unknown_is_absent_with_its_reason() -> None:
+    health = {"power_mw": Reading(118_500), "xid": Reading(79), "energy_mj": Reading(None, "not_supported")}
+    card = replace(reading("MIG-1", Reading(0.5)), pci_bus_id="00000000:1B:00.0", gpu_instance=2, mig_profile="1g.18gb")
+    told = monitored(replace(card, health=health))
+    labels = ("3", "MIG-1", "00000000:1B:00.0", "nvidia3", "H100", "1g.18gb", "2", "node-1", "node-1")
+    assert (118.5, 79) == tuple(told[f"DCGM_FI_DEV_{name}", labels] for name in ("POWER_USAGE", "XID_ERRORS"))
+    assert ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", labels) not in told
+    assert 0 == told["laxity_device_field_supported", ("node-1", "MIG-1", "energy_mj", "not_supported")]
+
+
+def test_xids_are_told_by_code_with_the_time_of_the_last() -> None:
+    told = monitored(replace(reading("GPU-1", Reading(0.5)), xids=(XidReading(79, 2, 1_500_000), XidReading(13, 1, 9))))
+    found = {(name, of[2]): value for (name, of), value in told.items() if name.startswith("laxity_device_xid")}
+    assert {
+        ("laxity_device_xid_errors_total", "79"): 2,
+        ("laxity_device_xid_last_timestamp_seconds", "79"): 1.5,
+        ("laxity_device_xid_errors_total", "13"): 1,
+        ("laxity_device_xid_last_timestamp_seconds", "13"): 9e-6,
+    } == found
+
+
+def test_what_a_containers_control_group_says_is_told_and_what_it_does_not_say_is_absent() -> None:
+    gpus = {"GPU-1": Reading(300), "GPU-2": Reading(None, "not_told_apart")}
+    use = ContainerUseReading(cpu_us=Reading(2_500_000), throttled_periods=Reading(None, "not_visible"), gpus=gpus)
+    told = monitored(containers=(ContainerReading("c", "q", use=use),))
+    assert {
+        ("laxity_container_cpu_seconds_total", ("node-1", "c", "q")): 2.5,
+        ("laxity_container_device_memory_bytes", ("node-1", "c", "q", "GPU-1")): 300 * 2**20,
+    } == {key: value for key, value in told.items() if key[0].startswith("laxity_container")}
 
 
 def test_a_core_has_no_dcgm_name() -> None:

@@ -46,6 +46,7 @@ class Node:
     def __init__(self) -> None:
         self.core = Core("n1", "start", "boot", Capacity(2000, 4096))
         self.now_us = 0
+        self.wall_us = 1
 
     def probe(self, *devices: DeviceReading, **more: object) -> None:
         self.core.handle(Probed(Snapshot(devices, **more)), self.now_us)  # type: ignore[arg-type]
@@ -53,7 +54,7 @@ class Node:
 
     @property
     def metrics(self) -> NodeMetrics:
-        (emit,) = self.core.handle(Tick("metrics", 1), self.now_us)
+        (emit,) = self.core.handle(Tick("metrics", self.wall_us), self.now_us)
         assert isinstance(emit.body, NodeMetrics)
         assert emit.body == NodeMetrics.from_json(emit.body.to_json())
         return emit.body
@@ -206,3 +207,42 @@ def test_M7_pids_that_cannot_be_are_left_out() -> None:
     node = Node()
     node.probe(device(), containers=(ContainerReading("c", pids=(0, -1, 17, 1 << 40)),))
     assert [(17,)] == [container.pids for container in node.metrics.containers]
+
+
+def test_a_device_says_how_old_its_values_are_and_since_when_once_a_cycle_has_missed_it() -> None:
+    node = Node()
+    node.wall_us = 90 * SECOND_US
+    node.now_us = 10 * SECOND_US
+    node.probe(device(age_us=300_000))
+    assert (300_000, None) == (node.devices[0].age_us, node.devices[0].stale_since_us)
+    node.now_us, node.wall_us = 11 * SECOND_US, 91 * SECOND_US
+    assert (1_300_000, None) == (node.devices[0].age_us, node.devices[0].stale_since_us)
+    node.core.handle(ProbeFailed("hung"), node.now_us)
+    assert (1_300_000, 89_700_000) == (node.devices[0].age_us, node.devices[0].stale_since_us)
+    node.probe(device())
+    assert (0, None) == (node.devices[0].age_us, node.devices[0].stale_since_us)
+
+
+@pytest.mark.parametrize("devices", [(), (device(fault="gpu_lost", read=False),)], ids=["left out", "told as before"])
+def test_a_device_that_a_cycle_did_not_read_is_as_old_as_it_was(devices: tuple[DeviceReading, ...]) -> None:
+    node = Node()
+    node.probe(device())
+    node.now_us = SECOND_US
+    node.probe(*devices)
+    assert (SECOND_US, 1 - SECOND_US) == (node.devices[0].age_us, node.devices[0].stale_since_us)
+
+
+def test_where_values_come_from_is_told_once_and_what_differs_by_its_name() -> None:
+    node = Node()
+    node.probe(device(source="nvml", sources={"memory_mib": "/proc/meminfo"}))
+    assert ("nvml", {"memory_mib": "/proc/meminfo"}) == (node.devices[0].source, node.devices[0].sources)
+
+
+def test_a_plain_number_that_is_unknown_has_its_reason_beside_it() -> None:
+    node = Node()
+    node.probe(device(memory_mib=Reading(None, NOT_SUPPORTED), foreign_memory_mib=Reading(-1)))
+    assert {"memory_mib": NOT_SUPPORTED, "foreign_memory_mib": IMPLAUSIBLE} == node.devices[0].reasons
+    node.now_us = 4 * SECOND_US
+    assert {"memory_mib": NOT_SUPPORTED, "foreign_memory_mib": STALE, "foreign_share_micro": STALE} == (
+        node.devices[0].reasons
+    )

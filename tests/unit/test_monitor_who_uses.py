@@ -10,6 +10,7 @@ import pytest
 from services.monitor.container_use import use_of
 from services.monitor.probes.base import NOT_SUPPORTED, ContainerReading, ContainerUseReading, Reading
 from services.monitor.probes.cgroups import NO_LIMIT, NOT_VISIBLE, Group, Groups, group_of
+from services.monitor.probes.gpu_time import GpuTimes
 from services.monitor.probes.holders import by_group, with_gpus
 from services.monitor.probes.proc import Process
 from shared.messages import Measured
@@ -174,7 +175,8 @@ def test_a_node_that_runs_in_a_container_itself_is_not_that_of_its_processes() -
 def test_a_gpu_has_several_owners_and_what_is_unknown_is_not_added_up() -> None:
     containers = [ContainerReading("c", None, (1, 2)), ContainerReading("d", None, (3,)), ContainerReading("e")]
     holders: dict[str, dict[int, int | None] | str] = {"G0": {1: 5, 2: 6, 3: 7, 9: 8}, "G1": {2: 1, 1: None}, "G2": "x"}
-    held = [container.use.gpus if container.use else None for container in with_gpus(containers, holders)]
+    told = with_gpus(containers, holders, GpuTimes(Counter()))
+    held = [container.use.gpus if container.use else None for container in told]
     assert [{"G0": Reading(11), "G1": Reading(None, NOT_SUPPORTED)}, {"G0": Reading(7)}, None] == held
 
 

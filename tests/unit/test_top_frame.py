@@ -13,10 +13,13 @@ from shared.deadlines import Standing
 from shared.effects import KeyChanged
 from shared.messages import (
     ClassStanding,
+    ContainerMetrics,
     ContainerRecord,
+    ContainerUse,
     DeviceFacts,
     DeviceMetrics,
     DeviceStanding,
+    GpuUse,
     Measured,
     NodeDeadlines,
     NodeFacts,
@@ -132,6 +135,30 @@ def test_what_is_not_known_is_said_to_be_so(seen: Seen) -> None:
     assert ["n", "0", "H100", "unknown"] == device.split()[:4]
     (container,) = (line for line in lines if line.startswith("a "))
     assert "unknown" in container
+
+
+def test_the_time_of_a_gpu_is_told_by_samples_with_their_error_and_by_tasks_and_is_unknown_if_one_gpu_is(
+    seen: Seen,
+) -> None:
+    judged(seen, record("a", Standing.GOOD))
+
+    def hear(*busy_us: int | None) -> str:
+        busy = [Measured(value=us, reason=None if us is not None else "mig_enabled") for us in busy_us]
+        error = Measured(value=500_000)
+        unknown = Measured(value=None, reason="no_limit")
+        gpus = tuple(
+            GpuUse(uuid=f"g{at}", memory_mib=unknown, busy_us=us, busy_error_us=error) for at, us in enumerate(busy)
+        )
+        use = ContainerUse(
+            cpu_us=unknown, memory_mib=unknown, memory_limit_mib=unknown, throttled_periods=unknown, gpus=gpus
+        )
+        container = ContainerMetrics(container="a", tasks_us=12_500_000, use=use)
+        seen.heartbeat(seen.metrics["n"].model_copy(update={"containers": (container,)}), 0)
+        return next(line for line in drawn(seen, width=200) if line.startswith("a "))
+
+    assert "12.5 s  11 s ± 1 s " in hear(5_000_000, 6_000_000)
+    assert "±" not in hear(5_000_000, None)
+    assert "±" not in hear()
 
 
 def test_a_node_that_fell_silent_says_for_how_long_and_is_trouble(seen: Seen) -> None:

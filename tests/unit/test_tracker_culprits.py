@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from services.deadline_tracker.clocks import Clock
 from services.deadline_tracker.culprits import Resident, Scene, causes
 from services.deadline_tracker.device_time import OPEN, Tasks, Terms, device_time_us, slowdown_by_neighbour
 from services.deadline_tracker.suspects import MOST_LOOKS, Suspects
@@ -90,6 +93,45 @@ def test_nothing_is_learned_from_a_few_tasks() -> None:
 
 
 # --- causes ---
+
+
+HELD = Clock(0, ("thermal slowdown",), 0.5, "thermal slowdown, at 990 of 1980 MHz")
+FREE = Clock(0, ())
+
+
+def clocked(seen: Tasks, clock: Clock | None) -> Scene:
+    return replace(scene(seen), clock=clock)
+
+
+def test_what_a_clock_that_was_held_back_explains_of_a_task_accuses_nobody() -> None:
+    seen = tasks((0, 0, 9_000), (1, 1_000, 21_000))
+    assert [("throttled", None, 10_500), ("itself", "b", 1_000)] == told(clocked(seen, HELD), 1, 1_000, 21_000)
+    (cause, *_) = causes(clocked(seen, HELD), 1, 1_000, 21_000)
+    assert "thermal slowdown, at 990 of 1980 MHz" == cause.detail
+
+
+def test_a_culprit_beyond_what_the_clock_explains_comes_first() -> None:
+    mild = replace(HELD, speed=0.95)
+    seen = tasks((0, 0, 18_000), (1, 1_000, 22_000))
+    assert [("overran", "a", 12_100), ("throttled", None, 1_100)] == told(clocked(seen, mild), 1, 1_000, 22_000)
+
+
+def test_a_clock_that_was_held_back_by_nobody_knows_how_much_is_named_first_and_acquits_nobody() -> None:
+    seen = tasks((0, 0, 18_000), (1, 1_000, 22_000))
+    look = clocked(seen, replace(HELD, speed=None))
+    assert [("throttled", None, None), ("overran", "a", 13_000)] == told(look, 1, 1_000, 22_000)
+
+
+def test_a_clock_that_was_hardly_slower_is_no_cause() -> None:
+    seen = tasks((0, 0, 18_000), (1, 1_000, 22_000))
+    look = replace(clocked(seen, replace(HELD, speed=0.999)), sharing=replace(GATED, margin_us=1_000))
+    assert [("overran", "a", 12_982)] == told(look, 1, 1_000, 22_000)
+
+
+def test_that_a_device_is_slower_for_all_is_inferred_only_where_it_does_not_tell() -> None:
+    slow = tasks(*[(k % 2, 7_000 * k, 7_000 * (k + 1)) for k in range(6)])
+    assert "throttled" == told(clocked(slow, None), 1, 35_000, 42_000)[0][0]
+    assert "throttled" not in [c for c, _, _ in told(clocked(slow, FREE), 1, 35_000, 42_000)]
 
 
 def suspects(*devices: str) -> Suspects:

@@ -30,6 +30,15 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
+class XidReading:
+    """How often a driver reported an error of this code since the probe was made, and when last (wall clock)."""
+
+    xid: int
+    count: int
+    at_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceReading:
     """One device at one moment. The uuid identifies it; the index is a label that may change between boots.
 
@@ -55,8 +64,23 @@ class DeviceReading:
     """Where the values come from."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """The same for single values, by name, that come from elsewhere."""
+    age_us: int = 0
+    """The values may be so old already."""
     read: bool = True
     """False: it was not read in this cycle, and only what does not change is told."""
+    xids: tuple[XidReading, ...] = ()
+    pci_bus_id: str | None = None
+    gpu_instance: int | None = None
+    mig_profile: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTimeReading:
+    """``ratio`` of late, ``busy_us`` since the container was first seen on the GPU, and what that may be off by."""
+
+    ratio: Reading
+    busy_us: Reading
+    error_us: Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +95,7 @@ class ContainerUseReading:
     memory_limit_mib: Reading = Reading(None, NOT_SUPPORTED)
     throttled_periods: Reading = Reading(None, NOT_SUPPORTED)
     gpus: Mapping[str, Reading] = field(default_factory=dict)
+    gpu_times: Mapping[str, GpuTimeReading] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

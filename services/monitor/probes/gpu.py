@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,12 +25,15 @@ from services.monitor.probes.base import (
     Reading,
     Snapshot,
 )
+from services.monitor.probes.cards import Cards
+from services.monitor.probes.gpu_time import GpuTimes
 from services.monitor.probes.holders import with_gpus
 from services.monitor.probes.nvml_process import (
     Answer,
     Asked,
     AskedMemory,
     AskedProcesses,
+    AskedSamples,
     NvmlProcess,
     RawDevice,
     RawGpu,
@@ -59,11 +63,19 @@ _OF_THE_BOARD: Final = frozenset(
     {
         "temperature_celsius",
         "sm_clock_mhz",
+        "sm_clock_max_mhz",
         "memory_clock_mhz",
         "throttle_reasons",
+        "ecc_corrected",
         "ecc_uncorrected",
+        "remapped_rows_correctable",
         "remapped_rows_uncorrectable",
+        "row_remap_pending",
         "row_remap_failure",
+        "retired_pages_sbe",
+        "retired_pages_dbe",
+        "retired_pages_pending",
+        "pcie_replays",
         "fan_ratio",
         "persistence_mode",
     }
@@ -74,12 +86,16 @@ _EXCLUSIVE_THREAD, _PROHIBITED, _EXCLUSIVE_PROCESS = 1, 2, 3  # NVML's compute m
 
 @dataclass(frozen=True, slots=True)
 class GpuSharing:
-    """How GPUs are shared: ``regime``, or for single ones ``regimes`` by uuid; MIG devices always as MIG."""
+    """How GPUs are shared: ``regime``, or for single ones ``regimes`` by uuid; MIG devices always as MIG.
+
+    ``xid_quiet_s``: how long after the last fatal error none of their promises is believed.
+    """
 
     regime: Regime = Regime.TIME_SLICED
     regimes: Mapping[str, Regime] = field(default_factory=dict)
     slice_us: int | None = None
     switch_us: int | None = None
+    xid_quiet_s: float = 600
 
 
 class GpuProbe:
@@ -108,8 +124,11 @@ class GpuProbe:
         self._log = log or logger(service="monitor")
         self._told: dict[str, DeviceReading] = {}
         self._holders: dict[str, Mapping[int, int | None] | str] = {}
+        self._chips: dict[str, str] = {}
         self._remap_failed: set[str] = set()
         self._counts: Counter[str] = Counter()
+        self._times = GpuTimes(self._counts)
+        self._cards = Cards(sharing.xid_quiet_s, self._counts, self._log)
         self._state: str | None = ""
 
     def capacity(self) -> Capacity:
@@ -119,10 +138,17 @@ class GpuProbe:
         host = self._host.read()
         answer = self._driver.ask()
         failed = answer.failed
+        now_s = time.monotonic()
+        self._cards.take(answer.gpus, now_s)
         found = [self._ill(uuid, failed) for uuid in self._told] if failed else list(self._devices(answer, host))
+        found = [self._cards.told(reading, failed, now_s) for reading in found]
         self._note(failed, len(found))
         self._told |= {reading.uuid: reading for reading in found}
-        containers = with_gpus(host.containers, {} if failed else self._holders)
+        if failed:
+            self._times.failed(failed, now_s)
+        else:
+            self._times.take(_samples(answer), self._holders, host.containers, now_s)
+        containers = with_gpus(host.containers, {} if failed else self._holders, self._times)
         return replace(host, devices=tuple(found), containers=containers, counts={**host.counts, **self._counts})
 
     def _note(self, failed: str | None, devices: int) -> None:
@@ -145,10 +171,9 @@ class GpuProbe:
                 self._counts[f"nvml.device.{gpu.uuid.reason or UNREADABLE}"] += 1
                 if uuid in self._told:
                     yield self._ill(uuid, gpu.uuid.reason or UNREADABLE)
-            elif gpu.instances is None:
-                yield self._device(gpu, ours, host)
             else:
-                yield from self._split(gpu, ours, host)
+                found = [self._device(gpu, ours, host)] if gpu.instances is None else self._split(gpu, ours, host)
+                yield from (replace(device, age_us=answer.age_us) for device in found)
 
     def _split(self, gpu: RawGpu, ours: frozenset[int], host: Snapshot) -> Iterator[DeviceReading]:
         """The MIG devices instead of the GPU; a GPU that was told before it was split is no device any more."""
@@ -187,14 +212,15 @@ class GpuProbe:
         )
 
     def _device(self, raw: RawDevice, ours: frozenset[int], host: Snapshot) -> DeviceReading:
-        raw = _without_zeros(raw) if _named(raw, _TEGRA) else raw
+        chip = self._chip(raw)
+        raw = _without_zeros(raw) if _TEGRA.search(chip) else raw
         processes = self._processes(raw)
-        memory, used = self._memory(raw, processes)
+        memory, used = self._memory(raw, chip, processes)
         fault = _fault(raw)
         if fault and memory.value is None and raw.uuid.value in self._told:
             memory = self._told[raw.uuid.value].memory_mib  # a fact that stays
-        utilisation, sources = self._utilisation(raw)
-        unified = fault is None and memory.reason is None and _named(raw, _INTEGRATED)
+        utilisation, sources = self._utilisation(raw, chip)
+        unified = bool(chip) and fault is None and memory.reason is None
         if unified:
             sources |= {"memory_mib": MEMINFO, "foreign_memory_mib": MEMINFO}
         elif isinstance(processes, dict) and _hidden(raw, processes, used):
@@ -220,22 +246,30 @@ class GpuProbe:
             sources=sources,
         )
 
-    def _memory(self, raw: RawDevice, processes: Mapping[int, int | None] | str) -> tuple[Reading, Reading]:
+    def _chip(self, raw: RawDevice) -> str:
+        """The model of a chip whose memory is the machine's, else nothing; a name that is garbled later is no news."""
+        if isinstance(raw.name.value, str) and _INTEGRATED.search(raw.name.value):
+            self._chips[raw.uuid.value] = raw.name.value
+        return self._chips.get(raw.uuid.value, "")
+
+    def _memory(self, raw: RawDevice, chip: str, processes: Mapping[int, int | None] | str) -> tuple[Reading, Reading]:
         """What can be scheduled, which is what the driver does not reserve, and what is used; in MiB."""
         memory, reason = raw.memory.value, raw.memory.reason
-        if _named(raw, _INTEGRATED) and reason in (None, NOT_SUPPORTED):
+        if chip and reason in (None, NOT_SUPPORTED):
             total_mib = procfs.memory_mib(self._proc)["MemTotal"]
             return Reading(total_mib, None if total_mib is not None else UNREADABLE), _used_by(processes)
         if memory is None:
             return Reading(None, reason or UNREADABLE), Reading(None, reason or UNREADABLE)
-        if memory.total <= 0:
+        free_mib = (memory.total - (memory.reserved or 0)) >> 20
+        if free_mib < 1:
+            self._counts["nvml.memory.implausible"] += 1
             return Reading(None, IMPLAUSIBLE), Reading(None, IMPLAUSIBLE)
-        return Reading((memory.total - (memory.reserved or 0)) >> 20), Reading(_mib(memory.used))
+        return Reading(free_mib), Reading(_mib(memory.used))
 
-    def _utilisation(self, raw: RawDevice) -> tuple[Reading, dict[str, str]]:
+    def _utilisation(self, raw: RawDevice, chip: str) -> tuple[Reading, dict[str, str]]:
         """What the driver says, else what the kernel says of a chip's own GPU; and where that came from."""
         utilisation = _utilisation(raw)
-        if utilisation.value is None and _named(raw, _TEGRA) and (load := procfs.gpu_load(self._sys)) is not None:
+        if utilisation.value is None and _TEGRA.search(chip) and (load := procfs.gpu_load(self._sys)) is not None:
             return Reading(load / 1000), {"utilisation_ratio": LOAD}
         return utilisation, {}
 
@@ -278,6 +312,17 @@ class GpuProbe:
         return Regime.EXCLUSIVE if exclusive and stated is Regime.TIME_SLICED else stated
 
 
+def _samples(answer: Answer) -> dict[str, AskedSamples]:
+    """Of each device; the driver tells none of MIG devices."""
+    found: dict[str, AskedSamples] = {}
+    for gpu in answer.gpus:
+        parts = gpu.instances.value or () if gpu.instances else ()
+        found |= {part.uuid.value: AskedSamples(reason=MIG_ENABLED) for part in parts if part.uuid.value}
+        if gpu.uuid.value and not gpu.instances:
+            found[gpu.uuid.value] = gpu.samples
+    return found
+
+
 def _fault(raw: RawDevice) -> str | None:
     """Why the device itself is ill."""
     asked: list[Asked | AskedMemory | AskedProcesses] = [raw.uuid, raw.memory, raw.name, raw.processes]
@@ -287,10 +332,6 @@ def _fault(raw: RawDevice) -> str | None:
             return Reason.COMPUTE_PROHIBITED
     reasons = [value.reason for value in asked if value.reason in _ILL]
     return reasons[0] if reasons else raw.memory.reason if raw.memory.reason in _ILL_WITHOUT_MEMORY else None
-
-
-def _named(raw: RawDevice, models: re.Pattern[str]) -> bool:
-    return isinstance(raw.name.value, str) and bool(models.search(raw.name.value))
 
 
 def _without_zeros(raw: RawDevice) -> RawDevice:

@@ -9,8 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from services.monitor.probes.base import NOT_SUPPORTED, ContainerReading, ContainerUseReading, Reading
+from services.monitor.probes.base import (
+    NOT_SUPPORTED,
+    ContainerReading,
+    ContainerUseReading,
+    GpuTimeReading,
+    Reading,
+)
 from services.monitor.probes.cgroups import Group
+from services.monitor.probes.gpu_time import GpuTimes
 from services.monitor.probes.proc import Process
 
 
@@ -41,20 +48,28 @@ def _all(owned: Mapping[str, list[Process]], foreign: Iterable[Process]) -> Iter
     yield from ((token, process) for token, processes in owned.items() for process in processes)
 
 
+Holders = Mapping[str, Mapping[int, int | None] | str]
+"""MiB by pid of each GPU, or why its list is unknown."""
+
+
 def with_gpus(
-    containers: Iterable[ContainerReading], holders: Mapping[str, Mapping[int, int | None] | str]
+    containers: Iterable[ContainerReading], holders: Holders, times: GpuTimes
 ) -> tuple[ContainerReading, ...]:
-    """The containers with what their processes hold of each GPU. A list that is unknown is nobody's."""
-    return tuple(_with_gpus(container, holders) for container in containers)
+    """The containers with what their processes hold and have had of each GPU. A list that is unknown is nobody's."""
+    return tuple(_with_gpus(container, holders, times.of(container.container)) for container in containers)
 
 
-def _with_gpus(container: ContainerReading, holders: Mapping[str, Mapping[int, int | None] | str]) -> ContainerReading:
+def _with_gpus(container: ContainerReading, holders: Holders, times: Mapping[str, GpuTimeReading]) -> ContainerReading:
     held: dict[str, Reading] = {}
     for uuid, processes in holders.items():
         if isinstance(processes, str):
+            if uuid in times:
+                held[uuid] = Reading(None, processes)
             continue
         sizes = [processes[pid] for pid in container.pids if pid in processes]
-        if sizes:
+        if sizes or uuid in times:
             known = [size for size in sizes if size is not None]
             held[uuid] = Reading(sum(known)) if len(known) == len(sizes) else Reading(None, NOT_SUPPORTED)
-    return replace(container, use=replace(container.use or ContainerUseReading(), gpus=held)) if held else container
+    if not held:
+        return container
+    return replace(container, use=replace(container.use or ContainerUseReading(), gpus=held, gpu_times=times))

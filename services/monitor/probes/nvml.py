@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, Final, TypedDict
 
@@ -53,6 +54,10 @@ MOST_DEVICES: Final = 256
 """More than a machine has, or a GPU has parts: no number of them."""
 
 
+TOPOLOGY_EVERY: Final = 60
+"""Cycles: what is linked with what hardly ever changes, and takes many questions."""
+
+
 class Asked(TypedDict):
     """What the driver said: a value, or the reason why there is none."""
 
@@ -67,12 +72,14 @@ def main() -> None:
     os.dup2(2, 1)  # what a driver prints is no answer
     known: dict[int, str] = {}
     lost_cycles = 0
-    for _ in sys.stdin:
+    for cycle, _ in enumerate(sys.stdin):
         failed = None if pynvml.nvmlLib and lost_cycles < REINIT_AFTER else _init()
         found: list[dict[str, Any]] = []
         if not failed:
             try:
                 found = _gpus(known)
+                if cycle % TOPOLOGY_EVERY == 0:
+                    found = [_placed(gpu) for gpu in found]
                 failed = None if found else "no_devices"  # their files are not here
             except pynvml.NVMLError as error:
                 failed = _reason(error)
@@ -89,6 +96,8 @@ def _init() -> str | None:
     """Begin with the driver, or begin anew. Where it may not open the device files it says *unknown*."""
     try:
         if pynvml.nvmlLib:
+            EVENTS.clear()
+            ASKED.clear()
             pynvml.nvmlShutdown()
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -114,10 +123,14 @@ def _lost(gpu: dict[str, Any]) -> bool:
 def _gpu(index: int, known: dict[int, str]) -> dict[str, Any]:
     handle = _ask(pynvml.nvmlDeviceGetHandleByIndex, index)
     if handle["reason"]:
-        return {"index": index, "uuid": {"value": known.get(index), "reason": handle["reason"]}}
+        lost = {"value": known.get(index), "reason": handle["reason"]}
+        return {"index": index, "uuid": lost, "xids": _ask(_xids, lost["value"], None)}
     gpu = _device(index, handle["value"])
     if gpu["uuid"]["value"]:
         known[index] = gpu["uuid"]["value"]
+    gpu["xids"] = _ask(_xids, known.get(index), handle["value"])
+    gpu["samples"] = _ask(_samples, known.get(index, ""), handle["value"])
+    gpu["pci_bus_id"] = _ask(lambda: pynvml.nvmlDeviceGetPciInfo(handle["value"]).busId)
     mode = _ask(pynvml.nvmlDeviceGetMigMode, handle["value"])
     if mode["value"] and mode["value"][0]:
         gpu["instances"] = _instances(index, handle["value"])
@@ -136,8 +149,21 @@ def _instances(index: int, parent: Any) -> Asked:
         return {"value": None, "reason": "implausible"}
     handles = [_ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, parent, slot) for slot in range(count["value"])]
     refused = [handle for handle in handles if handle["reason"] not in (None, "not_found")]
-    found = [_device(index, handle["value"]) for handle in handles if handle["reason"] is None]
+    found = [_instance(index, handle["value"]) for handle in handles if handle["reason"] is None]
     return {"value": found, "reason": refused[0]["reason"] if refused else None}
+
+
+def _instance(index: int, handle: Any) -> dict[str, Any]:
+    return {**_device(index, handle), "instance": _ask(pynvml.nvmlDeviceGetGpuInstanceId, handle)}
+
+
+def _placed(gpu: dict[str, Any]) -> dict[str, Any]:
+    """With what it is linked to."""
+    handle = _ask(pynvml.nvmlDeviceGetHandleByIndex, gpu["index"])
+    if handle["reason"]:
+        return gpu
+    asked = {"links": _ask(_links, handle["value"]), "levels": _ask(_levels, gpu["index"], handle["value"])}
+    return gpu | asked
 
 
 def _device(index: int, handle: Any) -> dict[str, Any]:
@@ -162,22 +188,136 @@ def _throttle_reasons(handle: Any) -> int:
         return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
 
 
+def _retired(handle: Any, cause: int) -> int:
+    """How many; the binding would make room for as many as a driver says, whatever it says."""
+    call, count = getattr(pynvml.nvmlLib, "nvmlDeviceGetRetiredPages", None), ctypes.c_uint(0)
+    code = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND if call is None else call(handle, cause, ctypes.byref(count), None)
+    if code not in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_INSUFFICIENT_SIZE):
+        raise pynvml.NVMLError(code)
+    return count.value
+
+
 HEALTH: Final[dict[str, Callable[[Any], Any]]] = {
     "temperature_celsius": lambda handle: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
     "power_mw": pynvml.nvmlDeviceGetPowerUsage,
     "energy_mj": pynvml.nvmlDeviceGetTotalEnergyConsumption,
     "sm_clock_mhz": lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+    "sm_clock_max_mhz": lambda handle: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM),
     "memory_clock_mhz": lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
     "throttle_reasons": _throttle_reasons,
+    "ecc_corrected": lambda handle: pynvml.nvmlDeviceGetTotalEccErrors(
+        handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_AGGREGATE_ECC
+    ),
     "ecc_uncorrected": lambda handle: pynvml.nvmlDeviceGetTotalEccErrors(
         handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_AGGREGATE_ECC
     ),
+    "remapped_rows_correctable": lambda handle: pynvml.nvmlDeviceGetRemappedRows(handle)[0],
     "remapped_rows_uncorrectable": lambda handle: pynvml.nvmlDeviceGetRemappedRows(handle)[1],
+    "row_remap_pending": lambda handle: pynvml.nvmlDeviceGetRemappedRows(handle)[2],
     "row_remap_failure": lambda handle: pynvml.nvmlDeviceGetRemappedRows(handle)[3],
+    "retired_pages_sbe": lambda handle: _retired(
+        handle, pynvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS
+    ),
+    "retired_pages_dbe": lambda handle: _retired(handle, pynvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR),
+    "retired_pages_pending": pynvml.nvmlDeviceGetRetiredPagesPendingStatus,
+    "pcie_replays": pynvml.nvmlDeviceGetPcieReplayCounter,
     "fan_ratio": lambda handle: pynvml.nvmlDeviceGetFanSpeed(handle) / 100,
     "persistence_mode": pynvml.nvmlDeviceGetPersistenceMode,
 }
 """Each asked on its own: one that is refused leaves the others. Names as in docs/gpus.md."""
+
+
+def _links(handle: Any) -> list[tuple[int, str]]:
+    """Type and PCI bus id of what is at the other end of each NVLink that is up."""
+    found: list[tuple[int, str]] = []
+    refused: list[pynvml.NVMLError] = []
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            if pynvml.nvmlDeviceGetNvLinkState(handle, link):
+                kind = _ask(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)["value"]
+                bus = _ask(lambda link=link: pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)["value"]
+                found.append((pynvml.NVML_NVLINK_DEVICE_TYPE_UNKNOWN if kind is None else kind, bus or ""))
+        except pynvml.NVMLError as error:
+            refused.append(error)  # beyond those that it has
+    if len(refused) == pynvml.NVML_NVLINK_MAX_LINKS:
+        raise refused[0]
+    return found
+
+
+def _levels(index: int, handle: Any) -> list[tuple[int, int]]:
+    """To each GPU of a higher index; one that does not answer is left out."""
+
+    def level(other: int) -> int:
+        return int(pynvml.nvmlDeviceGetTopologyCommonAncestor(handle, pynvml.nvmlDeviceGetHandleByIndex(other)))
+
+    asked = {other: _ask(level, other) for other in range(index + 1, pynvml.nvmlDeviceGetCount())}
+    if asked and all(each["reason"] for each in asked.values()):
+        level(index + 1)  # raises why
+    return [(other, each["value"]) for other, each in asked.items() if each["reason"] is None]
+
+
+def _xids(uuid: str | None, handle: Any) -> list[tuple[int, int | None, int]]:
+    """Code, GPU instance and wall-clock time in us of each XID since the last question; the first one finds none.
+
+    Each GPU has a set of events of its own: one that is lost may not silence the others. ``handle`` is None of one that
+    cannot be asked any more; what it said before can.
+    """
+    if uuid is None or (uuid not in EVENTS and handle is None):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+    found: list[tuple[int, int | None, int]] = []
+    try:
+        events = EVENTS[uuid] if uuid in EVENTS else EVENTS.setdefault(uuid, _listen(handle))
+        while len(found) < MOST_EVENTS:
+            event = pynvml.nvmlEventSetWait_v2(events, 0)
+            if event.eventType == pynvml.nvmlEventTypeXidCriticalError:
+                instance = None if event.gpuInstanceId == NO_INSTANCE else event.gpuInstanceId
+                found.append((event.eventData, instance, time.time_ns() // 1000))
+    except pynvml.NVMLError as error:
+        if error.value != pynvml.NVML_ERROR_TIMEOUT:
+            EVENTS.pop(uuid, None)  # asked for anew next time
+            if not found:
+                raise
+    return found
+
+
+def _listen(handle: Any) -> Any:
+    if not pynvml.nvmlDeviceGetSupportedEventTypes(handle) & pynvml.nvmlEventTypeXidCriticalError:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    events = pynvml.nvmlEventSetCreate()
+    try:
+        pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
+    except pynvml.NVMLError:
+        pynvml.nvmlEventSetFree(events)
+        raise
+    return events
+
+
+EVENTS: Final[dict[str, Any]] = {}
+"""The set of events of each GPU, by uuid."""
+MOST_EVENTS: Final = 256
+"""Taken of a GPU in one cycle; the rest waits in the driver."""
+NO_INSTANCE: Final = 0xFFFFFFFF
+"""NVML's number for the whole GPU."""
+
+
+def _samples(uuid: str, handle: Any) -> dict[str, Any]:
+    """Pid and percent of each process that computed since the question before, and how long that is; first nothing."""
+    now_s, now_us = time.monotonic(), time.time_ns() // 1000
+    asked_s, seen_us = ASKED.get(uuid, (now_s, now_us))
+    seen_us = min(seen_us, now_us)  # the wall clock may have been set
+    found: list[Any] = []
+    try:
+        found = pynvml.nvmlDeviceGetProcessUtilization(handle, seen_us)
+    except pynvml.NVMLError as error:
+        if error.value not in (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS):  # nothing new
+            raise
+    newer = [each for each in found if each.pid and seen_us < each.timeStamp <= now_us + 1_000_000]
+    ASKED[uuid] = now_s, max((each.timeStamp for each in newer), default=seen_us)
+    return {"window_us": int((now_s - asked_s) * 1_000_000), "samples": [(each.pid, each.smUtil) for each in newer]}
+
+
+ASKED: Final[dict[str, tuple[float, int]]] = {}
+"""Of each GPU when its samples were asked for, and the time of the newest that it had: it has old ones for long."""
 
 
 def _memory(handle: Any) -> dict[str, int | None]:

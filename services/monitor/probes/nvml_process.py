@@ -60,6 +60,8 @@ class RawDevice(_Part):
     memory: AskedMemory = AskedMemory()
     processes: AskedProcesses = AskedProcesses()
     health: dict[str, Asked] = {}
+    instance: Asked = Asked()
+    """Of a MIG device its GPU instance."""
 
 
 class AskedInstances(_Part):
@@ -69,9 +71,47 @@ class AskedInstances(_Part):
     reason: str | None = None
 
 
+class AskedXids(_Part):
+    """Code, GPU instance (None: the whole GPU) and wall-clock time in us of each since the question before."""
+
+    value: tuple[tuple[int, int | None, int], ...] | None = None
+    reason: str | None = None
+
+
+class Samples(_Part):
+    """Pid and percent of each process that computed in the time since the question before."""
+
+    window_us: int
+    samples: tuple[tuple[int, int], ...] = ()
+
+
+class AskedSamples(_Part):
+    value: Samples | None = None
+    reason: str | None = None
+
+
+class AskedLinks(_Part):
+    """Of each NVLink that is up what is at its other end: NVML's type of it, and its PCI bus id. Not in each cycle."""
+
+    value: tuple[tuple[int, str], ...] | None = None
+    reason: str | None = None
+
+
+class AskedLevels(_Part):
+    """NVML's level of the nearest common ancestor with each GPU of a higher index. Not in each cycle."""
+
+    value: tuple[tuple[int, int], ...] | None = None
+    reason: str | None = None
+
+
 class RawGpu(RawDevice):
     """One GPU. ``instances`` None: it is not split."""
 
+    xids: AskedXids = AskedXids()
+    samples: AskedSamples = AskedSamples()
+    links: AskedLinks = AskedLinks()
+    levels: AskedLevels = AskedLevels()
+    pci_bus_id: Asked = Asked()
     utilisation: Asked = Asked()
     compute_mode: Asked = Asked()
     instances: AskedInstances | None = None
@@ -82,6 +122,8 @@ class Answer(_Part):
 
     failed: str | None = None
     gpus: tuple[RawGpu, ...] = ()
+    age_us: int = 0
+    """Time since the question: nothing in it is older. A first answer may take long."""
 
 
 class NvmlProcess:
@@ -152,8 +194,9 @@ class NvmlProcess:
             self._process.stdin.write(b"\n")
             self._asked_s = time.monotonic()
         line = self._line(self._process, time.monotonic() + self._deadline_s)
+        age_us = round((time.monotonic() - self._asked_s) * 1_000_000)
         self._asked_s = None
-        return Answer.model_validate_json(line)
+        return Answer.model_validate_json(line).model_copy(update={"age_us": age_us})
 
     def _line(self, process: subprocess.Popen[bytes], until_s: float) -> bytes:
         """Raises TimeoutError, and EOFError where the process has ended."""
