@@ -1,4 +1,4 @@
-"""The expressions of the admission policies beside the code that reads the same; whether they hold is tried elsewhere."""
+"""The expressions of the admission policies beside the code that reads the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every field in the manifests of k8s/ is one that Kubernetes has, of the right kind, and none that it wants is missing.
+"""Every field in the manifests of k8s/ is one that Kubernetes has and of the right kind; none is missing.
 
 The schema is that of the API server, as the client library's models carry it: no network is needed.
 """
