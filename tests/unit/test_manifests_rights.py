@@ -36,6 +36,7 @@ TOKENS = {"placer", "scheduler"}
 RESTRICTED_VOLUMES = {"configMap", "downwardAPI", "emptyDir", "persistentVolumeClaim", "projected", "secret"}
 MONITOR_NEEDS = {
     "hostPID",
+    "hostPath /run/laxity/rings",
     "hostPath /sys/fs/cgroup",
     "hostPath /var/lib/kubelet/pods",
     "key: may be root",
