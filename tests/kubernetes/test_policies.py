@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import yaml
 
 from tests.kubernetes.api import MERGE, STRATEGIC, Json
 from tests.kubernetes.installed import PLACER, Installed, binding, pod
+from tests.manifests import ROOT
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(120)]
 
 PODS = "/api/v1/namespaces/shop/pods"
 DEVICES = "laxity.dev/devices"
 FROM_DEVICES = {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.annotations['{DEVICES}']"}}}
+FROM_LABEL = {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.labels['laxity.dev/container']"}}}
 GPU = {"laxity.dev/gpu-milli": "250", "laxity.dev/gpu-mib": "4096"}
 numbers = itertools.count()
 
@@ -54,8 +57,13 @@ def test_KU23_KU25_every_container_has_one_entry_and_it_is_that_of_the_annotatio
     for container in [*made["spec"]["containers"], *made["spec"]["initContainers"]]:
         told = entries(container)
         assert [FROM_DEVICES] == told["NVIDIA_VISIBLE_DEVICES"] == told["LAXITY_DEVICES"]
+        assert [FROM_LABEL] == told["LAXITY_CONTAINER"]
         assert [{"value": "/run/laxity/ring"}] == told["LAXITY_RING_DIR"]
-        assert ["/run/laxity/ring"] == [m["mountPath"] for m in container["volumeMounts"] if m["name"] == "laxity-ring"]
+        mounted = {
+            mount["name"]: (mount["mountPath"], mount.get("readOnly", False)) for mount in container["volumeMounts"]
+        }
+        assert ("/run/laxity/ring", False) == mounted["laxity-ring"]
+        assert ("/run/laxity/labels", True) == mounted["laxity-labels"]
     assert [{"value": "b"}] == entries(made["spec"]["containers"][0])["A"]
     assert {"laxity-labels", "laxity-ring"} <= {volume["name"] for volume in made["spec"]["volumes"]}
 
@@ -130,6 +138,31 @@ def test_a_container_added_to_debug_has_the_devices_of_its_pod(installed: Instal
     assert [FROM_DEVICES, FROM_DEVICES] == [
         entry for each in found["spec"]["ephemeralContainers"] for entry in entries(each)["NVIDIA_VISIBLE_DEVICES"]
     ]
+
+
+def test_the_example_by_hand_says_what_the_policy_would_inject(installed: Installed) -> None:
+    written: Json = yaml.safe_load((ROOT / "k8s/examples/by-hand.yaml").read_text(encoding="utf-8"))
+
+    made = installed.alice.create(f"{PODS}?dryRun=All", written)
+
+    (wanted,), (found,) = written["spec"]["containers"], made["spec"]["containers"]
+    assert wanted["env"] == found["env"]
+    assert wanted["volumeMounts"] == [mount for mount in found["volumeMounts"] if mount["name"].startswith("laxity-")]
+    for volume in made["spec"]["volumes"]:
+        volume.get("downwardAPI", {}).pop("defaultMode", None)
+    assert [volume for volume in made["spec"]["volumes"] if volume["name"].startswith("laxity-")] == (
+        written["spec"]["volumes"]
+    )
+    assert written["metadata"]["annotations"] == made["metadata"]["annotations"]
+
+
+def test_the_example_of_a_deployment_is_taken(installed: Installed) -> None:
+    example: Json = yaml.safe_load((ROOT / "k8s/examples/deployment.yaml").read_text(encoding="utf-8"))
+
+    assert 201 == installed.alice.ask("POST", "/apis/apps/v1/namespaces/shop/deployments?dryRun=All", example)[0]
+    template = example["spec"]["template"] | {"metadata": example["spec"]["template"]["metadata"] | {"name": "one"}}
+    made = installed.alice.create("/api/v1/namespaces/laxity-pods/pods?dryRun=All", template)
+    assert [{"value": "50000"}] == entries(made["spec"]["containers"][0])["LAXITY_DEADLINE_US"]
 
 
 # --- who may say which devices ---

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.manifests import OVERLAYS, objects
+from tests.manifests import OVERLAYS, ROOT, objects
 
 client: Any = pytest.importorskip("kubernetes_asyncio.client", reason="kubernetes_asyncio is not installed")
 PLAIN: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (bool,), "float": (int, float)}
@@ -62,6 +63,13 @@ def test_every_object_is_valid_by_the_schema_of_its_kind(overlay: str) -> None:
     ]
 
     assert [] == found
+
+
+@pytest.mark.parametrize("name", ["by-hand.yaml", "deployment.yaml"])
+def test_the_examples_are_valid_too(name: str) -> None:
+    found = yaml.safe_load((ROOT / "k8s/examples" / name).read_text(encoding="utf-8"))
+
+    assert [] == list(wrong(f"V1{found['kind']}", found, name))
 
 
 @pytest.mark.parametrize(
