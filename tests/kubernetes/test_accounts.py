@@ -97,6 +97,8 @@ def test_the_placer_makes_and_changes_pods_in_its_own_namespace_alone(installed:
     assert forbidden(placer.ask("POST", theirs, pod("theirs")))
     installed.alice.create(theirs, pod("theirs"))
     assert forbidden(placer.ask("DELETE", f"{theirs}/theirs"))
+    eviction["metadata"] = {"name": "theirs"}
+    assert 201 == placer.ask("POST", f"{theirs}/theirs/eviction?dryRun=All", eviction)[0]
     assert forbidden(
         placer.ask("PATCH", f"{theirs}/theirs", {"metadata": {"labels": {"a": "b"}}}, "application/merge-patch+json")
     )
@@ -109,7 +111,6 @@ def test_the_bridge_says_on_pods_what_it_has_to_say_and_touches_no_node(installe
     installed.kube.add_node("some-node")
 
     assert 200 == scheduler.ask("GET", "/api/v1/nodes/some-node")[0]
-    assert 200 == scheduler.ask("GET", "/apis/resource.k8s.io/v1/resourceclaims")[0]
     assert forbidden(
         scheduler.ask(
             "PATCH", "/api/v1/nodes/some-node", {"spec": {"unschedulable": True}}, "application/merge-patch+json"

@@ -344,6 +344,15 @@ def test_other_annotations_are_read_too(installed: Installed, name: str, key: st
     assert said.startswith(f'metadata.annotations[laxity.dev/{key}]: found "{value}", allowed: ')
 
 
+def test_a_word_that_is_misspelt_is_refused(installed: Installed, name: str) -> None:
+    said = refusal(installed.alice.ask("POST", PODS, pod(name, {"laxity.dev/dedline": "50ms"}, limits=GPU)))
+    assert said.startswith("laxity.dev/dedline: unknown, allowed: of annotations laxity.dev/deadline, period, ")
+
+    limits = {"laxity.dev/gpu-mili": "250"}
+    said = refusal(installed.alice.ask("POST", PODS, pod(name, limits=limits)))
+    assert said.startswith("laxity.dev/gpu-mili")
+
+
 def test_what_can_be_read_is_let_in(installed: Installed, name: str) -> None:
     said = {
         "deadline": "50ms",

@@ -75,3 +75,10 @@ def test_the_policy_knows_the_kinds_of_tasks() -> None:
     )
 
     assert sorted(kind.value for kind in Kind) == sorted(re.findall(r"'(\w+)'", found.partition(" in [")[2]))
+
+
+def test_the_policy_knows_the_words_that_the_bridge_reads() -> None:
+    asked = pytest.importorskip("services.kube_bridge.asked", reason="no kube-bridge in this version")
+    listed = set(re.findall(r"'([a-z-]+)'", VARIABLES["misspelt"]))
+
+    assert {*asked._WORDS, *asked._NO_WISH} | {asked.GPU_MILLI[11:], asked.GPU_MIB[11:]} == listed
