@@ -277,10 +277,12 @@ def test_two_systems_do_not_both_give_devices(installed: Installed, name: str) -
 
 def test_a_pod_of_ours_neither_sees_all_devices_nor_goes_past_us(installed: Installed, name: str) -> None:
     privileged = pod(name, limits=GPU, securityContext={"privileged": True})
+    by_cdi = pod(name, {"cdi.k8s.io/all": "nvidia.com/gpu=all"}, limits=GPU)
     bound = pod(name, limits=GPU)
     bound["spec"]["nodeName"] = "node-1"
 
     assert refusal(installed.alice.ask("POST", PODS, privileged)).startswith("spec.containers[].securityContext.privil")
+    assert refusal(installed.alice.ask("POST", PODS, by_cdi)).startswith("metadata.annotations: found cdi.k8s.io/")
     assert refusal(installed.alice.ask("POST", PODS, bound)).startswith("spec.nodeName: found one, allowed: none")
 
 
