@@ -37,6 +37,12 @@ class Installed:
         assert 0 == done.returncode, f"{words}: {done.stderr}"
         return done.stdout
 
+    def clear(self) -> None:
+        """What tests before have left would be scheduled too."""
+        pods = "/api/v1/namespaces/shop/pods"
+        self.kube.admin.delete(pods, grace_s=0)
+        self.kube.admin.until(pods, lambda found: not found["items"])
+
     def _wait_for_policies(self) -> None:
         """Each takes some seconds until it holds."""
         deadline = time.monotonic() + 30

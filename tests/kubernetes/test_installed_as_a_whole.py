@@ -115,6 +115,7 @@ class Whole:
 
 @pytest.fixture(scope="module")
 def whole(installed: Installed, node: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
+    installed.clear()
     with ExitStack() as stack:
         yield Whole(installed, node, tmp_path_factory.mktemp("whole"), stack)
 

@@ -30,6 +30,7 @@ GATED = Realtime(deadline_us=50_000, period_us=40_000, runtime_us=12_000, kind=K
 def node(installed: Installed) -> Machine:
     if reason := missing_node():
         pytest.skip(reason)
+    installed.clear()
     return installed.kube.kubelet()
 
 

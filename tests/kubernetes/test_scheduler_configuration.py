@@ -66,6 +66,7 @@ class Extender:
 
 @pytest.fixture
 def extender(installed: Installed) -> Iterator[Extender]:
+    installed.clear()
     made = Extender(installed)
     yield made
     made.close()
