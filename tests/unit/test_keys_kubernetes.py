@@ -107,15 +107,13 @@ def test_a_step_leaves_a_key_that_its_service_takes(pod: str, made: dict[str, di
     (service,) = (c for p in pods("gpu") if p.name == pod for c in p.containers if c["name"] != "kube-scheduler")
     told = {entry["name"]: entry.get("value", "") for entry in service["env"]}
     node, name = "ip-10-0-0-1.internal", Path(told["LAXITY_NATS_SEED_FILE"]).stem
-    if pod == "monitor":
-        source = tmp_path / "secret" / node
-        source.write_text(made["laxity-nodes/keys-monitors"][node])
-    else:
-        source = tmp_path / "secret"
-        (source / f"{name}.nk").write_text(made[f"laxity/key-{name}"][f"{name}.nk"])
+    data = made["laxity-nodes/keys-monitors" if pod == "monitor" else f"laxity/key-{name}"]
+    for file_name, text in data.items():
+        (tmp_path / "secret" / file_name).write_text(text)
 
     for _ in range(2):  # a container of a pod may start again
-        words = [w.replace("/secret", str(source)).replace("/keys", str(tmp_path / "copied")) for w in step["command"]]
+        words = [each.replace("/secret", f"{tmp_path}/secret") for each in step["command"]]
+        words = [each.replace("/keys", f"{tmp_path}/copied") for each in words]
         words[0] = sys.executable if words[0] == "python" else words[0]
         environment = {**os.environ, "LAXITY_MONITOR_NODE": node, "PYTHONPATH": str(ROOT)}
         subprocess.run(words, check=True, timeout=30, env=environment)
@@ -124,6 +122,7 @@ def test_a_step_leaves_a_key_that_its_service_takes(pod: str, made: dict[str, di
     user = "monitor-ip-10-0-0-1=2Einternal" if pod == "monitor" else name
     assert f"_INBOX.{user}" == credentials(ServiceSettings(nats_seed_file=file)).inbox_prefix
     assert 0o600 == stat.S_IMODE(file.stat().st_mode)
+    assert {file.resolve().name, file.name} == {path.name for path in (tmp_path / "copied").iterdir()}
 
 
 def test_every_service_that_has_a_key_has_such_a_step() -> None:
