@@ -64,6 +64,9 @@ CMD ["python", "-m", "services.node_list"]
 FROM base AS placer
 CMD ["python", "-m", "services.placer"]
 
+FROM base AS kube-bridge
+CMD ["python", "-m", "services.kube_bridge"]
+
 # --- for people: the command, and a workload to place ----------------------------------------------------------------
 FROM base AS cli
 COPY cli cli

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import nkeys
 
+from cli.keys_kubernetes import manifests
 from cli.output import CommandError, Exit, Output, table
 from cli.permissions import Rules, User, configuration
 from shared.subjects import decode
@@ -18,6 +19,8 @@ from shared.subjects import decode
 HELP = "make the keys of all users and the permissions that the server enforces"
 SEED = ".nk"
 CONFIGURATION = "authorization.conf"
+PASSWORD = "cluster.password"  # noqa: S105 -- the name of its file
+"""What servers of a NATS cluster in Kubernetes know each other by."""
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -25,10 +28,13 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--node", action="append", default=[], metavar="NAME", help="a node, for its monitor's key")
     parser.add_argument("--client", action="append", default=[], metavar="NAME", help="one more client of its own")
     parser.add_argument("--rotate", action="append", default=[], metavar="USER", help="give this user a new key")
+    parser.add_argument("--kubernetes", type=Path, metavar="FILE", help="write them as Secrets too, for kubectl apply")
 
 
 def run(args: Namespace, output: Output) -> Exit:
     made = make(args.folder, Rules(args.prefix), args.node, args.client, args.rotate)
+    if args.kubernetes is not None:
+        _write(args.kubernetes, _manifests(args.folder, [user for user, _ in made]), 0o600)
     rows = [(user.name, user.account, "new" if new else "kept", seed_file(args.folder, user)) for user, new in made]
     body = {"folder": str(args.folder), "users": [{"name": user.name, "new": new} for user, new in made]}
     output.result(body, lambda console: console.print(table("", ("user", "account", "key", "seed file"), rows)))
@@ -59,6 +65,15 @@ def _known(folder: Path, kind: str, given: Sequence[str]) -> list[str]:
     """The names of one kind of user: those given, and those that have a seed already."""
     tokens = [path.name.removeprefix(kind).removesuffix(SEED) for path in sorted(folder.glob(f"{kind}*{SEED}"))]
     return list(dict.fromkeys([*map(decode, tokens), *given]))
+
+
+def _manifests(folder: Path, users: Sequence[User]) -> str:
+    seeds = {user.name: seed_file(folder, user).read_text(encoding="ascii") for user in users}
+    password = folder / PASSWORD
+    if not password.exists():
+        _write(password, secrets.token_hex(16), 0o600)
+    authorization = (folder / CONFIGURATION).read_text(encoding="ascii")
+    return manifests(users, seeds, authorization, password.read_text(encoding="ascii"))
 
 
 def seed_file(folder: Path, user: User) -> Path:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from services.monitor.core import Forget, RingsRead, Wake
 from services.monitor.open_tasks import RingRows
+from services.monitor.pod_folders import PodFolders
 from services.monitor.rings import MAX_DEADLINE_US, RingCorruptError, RingDirectory, RingError, RingReader
 from services.monitor.settings import MonitorSettings
 from shared.bus import Bus
@@ -152,6 +153,7 @@ class RingLoop:
         self._settings = settings
         self._before = before
         self._directory = RingDirectory(settings.ring_root)
+        self._pods = PodFolders(settings.pod_root, settings.ring_root) if settings.pod_root else None
         self._subject = Subjects(settings.prefix).task_events(settings.node)
         self._batch_prefix = f"{settings.node}/{start_id}/"
         self._started_us = started_us
@@ -227,6 +229,8 @@ class RingLoop:
         if clock_us < self._scan_us:
             return
         self._scan_us = clock_us + self._settings.scan_us
+        if self._pods is not None:
+            self._pods.look(clock_us)
         found = self._directory.scan()
         for reader in found.new:
             inherited = reader.header.created_ns // 1_000 < self._started_us
@@ -276,7 +280,7 @@ class RingLoop:
         for name in vanished:
             if gone := self._rings.pop(name, None):
                 gone.reader.close()
-        counts = dict(self._directory.counts)
+        counts = dict(self._directory.counts + (self._pods.counts if self._pods else Counter()))
         return RingsRead(clock_us, shell.clock.wall_us(), tuple(reads), vanished, counts)
 
     def _refuse(self, ring: _Ring, error: RingError | OSError, log: Logger) -> None:

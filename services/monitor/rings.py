@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from services.monitor.changes import Changes
+from services.monitor.links import is_box
 from services.monitor.open_tasks import Row
 from shared.errors import FieldError, LaxityError
 from shared.messages.base import MAX_BODY_BYTES
@@ -305,7 +306,6 @@ class RingDirectory:
     """All rings of a node: root/<container token>/ring-<id>.ring, beside a container.json with the container's labels.
 
     A backend puts a file `ended` there when the container is gone for good; then the folder goes with its last ring.
-
     Without labels that can be read a container has the name of its directory. `counts` says by reason how many rings
     were refused (corrupt, version, foreign_boot, too_many), how many files could not be opened at a scan (os_error),
     and how many containers were without labels (labels_absent, labels_malformed).
@@ -395,7 +395,7 @@ class RingDirectory:
             found.gone.extend(self._containers.pop(token).readers.values())
         for token in sorted(tokens - self._containers.keys()):
             path = self._listing.path / token
-            if not token.startswith(".") and path.is_dir() and not path.is_symlink():
+            if not token.startswith(".") and is_box(path):
                 self._containers[token] = _Container(_Listing(path))
 
     def _open_new(self, container: _Container, names: set[str]) -> Iterator[RingReader]:

@@ -27,6 +27,9 @@ class MonitorSettings(ServiceSettings):
     """Labels of the node, for requests' ``node_selector``."""
     ring_root: Path = Path("/run/laxity/rings")
     """Folder with one folder per container, into which the containers' processes put their rings."""
+    pod_root: Path | None = None
+    """Folder of a kubelet with one folder per pod, `/var/lib/kubelet/pods` unless it says otherwise: pods of ours get a
+    link each in ``ring_root``. Absent: the node runs none."""
 
     poll_us: int = Field(default=5_000, ge=500, le=5_000)
     """How often a ring is looked at of whose deadlines nothing is known; no ring is looked at more often."""

@@ -30,7 +30,7 @@ def credentials(settings: ServiceSettings) -> Credentials:
     seed = settings.nats_seed_file
     if seed is not None:
         _check_seed(seed)
-    usual = f"{INBOX}.{seed.stem}" if seed else INBOX
+    usual = f"{INBOX}.{seed.resolve().stem}" if seed else INBOX  # where a link has a name that all nodes share
     return Credentials(str(seed) if seed else None, settings.nats_inbox_prefix or usual, _tls(settings))
 
 

@@ -153,6 +153,37 @@ def test_a_group_outside_of_what_we_see_is_not_read(tmp_path: Path) -> None:
     assert (Reading(None, NOT_VISIBLE), Reading(None, NOT_VISIBLE)) == (use.cpu_us, use.memory_mib)
 
 
+@pytest.mark.parametrize(
+    ("ups", "rest"),
+    [
+        ("/../..", f"kubepods-burstable-{POD}.slice/cri-containerd-{A}.scope"),  # of our own class of service
+        ("/../../..", f"kubepods-{POD}.slice/cri-containerd-{A}.scope"),
+        ("/../../../..", f"docker/{A}"),
+    ],
+)
+def test_a_monitor_with_a_view_of_its_own_finds_the_groups_beside_it(tmp_path: Path, ups: str, rest: str) -> None:
+    """As a pod without privileges has it in version 2, with the machine's groups mounted."""
+    inside = {"/../..": "kubepods.slice/kubepods-burstable.slice", "/../../..": "kubepods.slice"}.get(ups, "")
+    files(tmp_path / inside / rest, cgroup__controllers="\n", cpu__stat="usage_usec 5\n", memory__current="1048576\n")
+    files(tmp_path / "kubepods.slice" / "other" / f"cri-containerd-{B}.scope", cgroup__controllers="\n")
+    groups = Groups(mount=tmp_path)
+    group = found(f"0::{ups}/{rest}\n")
+
+    assert [(Reading(5), Reading(1.0))] * 2 == [(use.cpu_us, use.memory_mib) for use in map(groups.use, [group] * 2)]
+
+    for file in (tmp_path / inside / rest).iterdir():
+        file.unlink()
+    (tmp_path / inside / rest).rmdir()
+    assert Reading(None, NOT_VISIBLE) == groups.use(group).cpu_us
+
+
+def test_a_path_that_goes_up_and_down_is_not_followed(tmp_path: Path) -> None:
+    files(tmp_path / "docker" / A, cgroup__controllers="\n", cpu__stat="usage_usec 5\n")
+    (tmp_path / "x").mkdir()
+
+    assert Reading(None, NOT_VISIBLE) == Groups(mount=tmp_path).use(found(f"0::/../x/../docker/{A}\n")).cpu_us
+
+
 def process(pid: int, start: int) -> Process:
     return Process(pid, 1, 1, start, 0, 0, kernel=False)
 

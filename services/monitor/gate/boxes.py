@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from services.monitor.gate.core import Terms
 from services.monitor.gate.wire import SOCKET
+from services.monitor.links import is_box, real
 
 _MOST_BYTES: Final = 1 << 18
 _LONGEST_US: Final = 1 << 50
@@ -85,13 +86,14 @@ class Boxes:
         if changed_ns == self._settled_ns:
             return None
         with os.scandir(self._root) as entries:
-            tokens = {e.name for e in entries if not e.name.startswith(".") and e.is_dir(follow_symlinks=False)}
+            tokens = {e.name for e in entries if not e.name.startswith(".") and is_box(Path(e.path))}
         settled = time.time_ns() - changed_ns > _SETTLED_NS
         self._settled_ns = changed_ns if settled else None
         return tokens
 
     def _open(self, token: str, changes: Changes) -> None:
-        folder = os.open(self._root / token, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        path = real(self._root / token) or self._root / token
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if terms := terms_of(_labels(folder)):
                 changes.new.append(Found(token, terms, _listen(folder)))

@@ -5,6 +5,7 @@ Read from the machine's side: ``/proc/<pid>/cgroup`` of a pid of the machine. A 
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ NO_LIMIT: Final = Reason.NO_LIMIT
 NOT_VISIBLE: Final = Reason.NOT_VISIBLE
 _KEPT_S: Final = 2.0  # a runtime moves a process into its group moments after a fork
 _UNLIMITED_BYTES: Final = 1 << 60  # version 1 writes the largest multiple of a page for no limit
+_BESIDE: Final = re.compile(r"(?:/\.\.)+/(?P<rest>.+)")
+_DEEPEST: Final = 5  # kubepods, class of service, pod, container; one more where a kubelet has a root of its own
+_MOST_PLACES: Final = 4_096
 _CONTAINER: Final = re.compile(r"(?:(?P<before>.*)[-:])?(?P<id>[0-9a-f]{64})(?:\.scope)?")
 _POD: Final = re.compile(r"(?:.*-)?pod(?P<uid>[0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})(?:\.slice)?")
 _RUNTIMES: Final = {"cri-containerd": "containerd", "crio": "cri-o", "libpod": "podman", "libpod-payload": "podman"}
@@ -83,6 +87,7 @@ class Groups:
     def __init__(self, proc: Path = Path("/proc"), mount: Path = Path("/sys/fs/cgroup")) -> None:
         self._proc, self._mount = proc, mount
         self._kept: dict[tuple[int, int], tuple[float, Group | None]] = {}
+        self._places: dict[tuple[Path, str], Path] = {}
 
     def of(self, processes: Iterable[tuple[int, int]], at_s: float) -> dict[tuple[int, int], Group]:
         """The group of each process, given by pid and start in ticks, that is in a container; the rest is forgotten."""
@@ -91,6 +96,8 @@ class Groups:
             before = self._kept.get(key)
             kept[key] = before if before and at_s - before[0] < _KEPT_S else (at_s, self._read(*key))
         self._kept = kept
+        if len(self._places) > _MOST_PLACES:
+            self._places.clear()
         return {key: group for key, (_, group) in kept.items() if group is not None}
 
     def _read(self, pid: int, start_ticks: int) -> Group | None:
@@ -147,13 +154,32 @@ class Groups:
         return None
 
     def _folders(self, group: Group, controller: str) -> list[Path]:
-        """Where the group of a controller may be mounted; nowhere for a path that leaves what we see."""
+        """Where the group of a controller may be mounted."""
         path = group.paths.get(controller)
-        if path is None or ".." in path.split("/"):
+        if path is None:
             return []
         mounts = [controller] if controller else ["", "unified"]
         mounts += ["cpu,cpuacct", "cpuacct,cpu"] if controller in ("cpu", "cpuacct") else []
-        return [self._mount / mount / path.lstrip("/") for mount in mounts]
+        own = _BESIDE.fullmatch(path)
+        if own is None:
+            return [self._mount / mount / path.lstrip("/") for mount in mounts]
+        found = (self._beside(self._mount / mount, own["rest"]) for mount in mounts)
+        return [folder for folder in found if folder is not None]
+
+    def _beside(self, mount: Path, rest: str) -> Path | None:
+        """A group that lies beside our own, in a view of our own: how deep we are in that of the machine nobody says.
+
+        The rest of its path has the container's id in it, so there is one such folder, or none where we see no more
+        than our own group.
+        """
+        kept = self._places.get((mount, rest))
+        if kept is not None and kept.is_dir():
+            return kept
+        for depth in range(_DEEPEST) if ".." not in rest.split("/") else ():
+            for found in mount.glob("*/" * depth + glob.escape(rest)):
+                self._places[(mount, rest)] = found
+                return found
+        return None
 
 
 def _lines(text: str | None) -> dict[str, str]:

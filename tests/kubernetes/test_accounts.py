@@ -1,0 +1,152 @@
+"""The service accounts of k8s/ on a real API server: each may do what its roles say, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kubernetes.api import Api
+from tests.kubernetes.installed import Installed, binding, pod
+from tests.manifests import OVERLAYS, ROOT, rules
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(120)]
+
+ACCOUNTS = ["laxity/placer", "laxity/scheduler", "laxity/node-list", "laxity/deadline-tracker", "laxity/nats"]
+ACCOUNTS += ["laxity-nodes/monitor"]
+VERBS = ["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"]
+GIVEN = [
+    (account, where, group, resource, verb, (rule.get("resourceNames") or [""])[0])
+    for account, where, rule in rules("ha")
+    for group in rule["apiGroups"]
+    for resource in rule["resources"]
+    for verb in rule["verbs"]
+]
+
+
+def may(api: Api, where: str, group: str, resource: str, verb: str, name: str = "") -> bool:
+    """What the API server says when an account asks for itself."""
+    kind, _, sub = resource.partition("/")
+    asked = {"namespace": where, "group": group, "resource": kind, "subresource": sub, "verb": verb, "name": name}
+    body = {"spec": {"resourceAttributes": asked}}
+    found = api.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body)
+    return bool(found["status"]["allowed"])
+
+
+def account(installed: Installed, name: str) -> Api:
+    return installed.kube.api_of(*name.split("/"))
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_api_server_takes_every_overlay(installed: Installed, overlay: str) -> None:
+    said = installed.kubectl(
+        "apply", "-k", str(ROOT / "k8s/overlays" / overlay), "--dry-run=server", "--validate=strict"
+    )
+
+    assert [] == [line for line in said.splitlines() if not line.endswith("(server dry run)")]
+
+
+def test_KU15_every_right_in_the_manifests_is_given(installed: Installed) -> None:
+    apis = {name: account(installed, name) for name in ACCOUNTS}
+
+    assert [] == [given for given in GIVEN if not may(apis[given[0]], *given[1:])]
+
+
+@pytest.mark.parametrize(
+    "name", ["laxity/placer", "laxity-nodes/monitor", "laxity/node-list", "laxity/deadline-tracker"]
+)
+def test_KU15_no_right_is_given_that_is_not_in_the_manifests(installed: Installed, name: str) -> None:
+    """Of all that any account has to do with, in our namespaces and in a user's."""
+    api = account(installed, name)
+    given = {(where, group, resource, verb) for who, where, group, resource, verb, _ in GIVEN if who == name}
+    kinds = {(group, resource) for _, _, group, resource, _, _ in GIVEN} | {("", "secrets"), ("", "pods/exec")}
+
+    found = {
+        (where, group, resource, verb)
+        for where in ("laxity", "laxity-nodes", "laxity-pods", "shop")
+        for group, resource in kinds
+        for verb in VERBS
+        if may(api, where, group, resource, verb)
+    }
+
+    everywhere = {each[1:] for each in given if not each[0]}
+    assert set() == {each for each in found if each not in given and each[1:] not in everywhere}
+    assert {each for each in given if each[0]} <= found
+
+
+def forbidden(answer: tuple[int, object]) -> bool:
+    return answer[0] == 403
+
+
+def test_the_placer_makes_and_changes_pods_in_its_own_namespace_alone(installed: Installed) -> None:
+    placer = account(installed, "laxity/placer")
+    ours, theirs = "/api/v1/namespaces/laxity-pods/pods", "/api/v1/namespaces/shop/pods"
+    restricted = {
+        "allowPrivilegeEscalation": False,
+        "runAsNonRoot": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    body = pod("mine", scheduler="laxity-direct", securityContext=restricted, imagePullPolicy="Never")
+
+    assert 201 == placer.ask("POST", ours, body)[0]
+    assert 200 == placer.ask("GET", f"{ours}/mine")[0]
+    assert 201 == placer.ask("POST", f"{ours}/mine/binding", binding("mine", "n", {"laxity.dev/devices": "GPU-1"}))[0]
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "mine"}}
+    assert 201 == placer.ask("POST", f"{ours}/mine/eviction?dryRun=All", eviction)[0]
+    assert placer.ask("DELETE", f"{ours}/mine", {"gracePeriodSeconds": 0})[0] in {200, 202}
+
+    assert forbidden(placer.ask("POST", theirs, pod("theirs")))
+    installed.alice.create(theirs, pod("theirs"))
+    assert forbidden(placer.ask("DELETE", f"{theirs}/theirs"))
+    eviction["metadata"] = {"name": "theirs"}
+    assert 201 == placer.ask("POST", f"{theirs}/theirs/eviction?dryRun=All", eviction)[0]
+    assert forbidden(
+        placer.ask("PATCH", f"{theirs}/theirs", {"metadata": {"labels": {"a": "b"}}}, "application/merge-patch+json")
+    )
+    assert forbidden(placer.ask("GET", "/api/v1/namespaces/laxity/secrets"))
+    assert 200 == placer.ask("GET", f"{theirs}/theirs")[0]
+
+
+def test_the_bridge_says_on_pods_what_it_has_to_say_and_touches_no_node(installed: Installed) -> None:
+    scheduler = account(installed, "laxity/scheduler")
+    installed.kube.add_node("some-node")
+
+    assert 200 == scheduler.ask("GET", "/api/v1/nodes/some-node")[0]
+    assert forbidden(
+        scheduler.ask(
+            "PATCH", "/api/v1/nodes/some-node", {"spec": {"unschedulable": True}}, "application/merge-patch+json"
+        )
+    )
+    assert forbidden(scheduler.ask("GET", "/api/v1/namespaces/laxity/secrets"))
+    assert forbidden(scheduler.ask("POST", "/api/v1/namespaces/shop/pods", pod("x")))
+
+
+def test_the_scheduler_has_its_own_lease_and_not_that_of_the_clusters_own(installed: Installed) -> None:
+    scheduler = account(installed, "laxity/scheduler")
+    leases = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
+    for namespace, name in (("laxity", "laxity-scheduler"), ("kube-system", "other")):
+        installed.kube.admin.create(leases.format(namespace), {"metadata": {"name": name}, "spec": {}})
+
+    assert 200 == scheduler.ask("GET", f"{leases.format('laxity')}/laxity-scheduler")[0]
+    assert forbidden(scheduler.ask("GET", f"{leases.format('kube-system')}/other"))
+    assert forbidden(scheduler.ask("GET", f"{leases.format('laxity')}/another"))
+
+
+@pytest.mark.parametrize("name", ["laxity/node-list", "laxity/deadline-tracker", "laxity/nats", "laxity-nodes/monitor"])
+def test_who_has_no_business_with_the_api_server_is_refused_everything(installed: Installed, name: str) -> None:
+    api = account(installed, name)
+
+    for path in (
+        "/api/v1/pods",
+        "/api/v1/nodes",
+        "/api/v1/namespaces/laxity/secrets",
+        "/api/v1/namespaces/laxity/pods",
+    ):
+        assert forbidden(api.ask("GET", path)), path
+
+
+def test_a_pod_that_wants_more_is_not_let_into_our_namespaces(installed: Installed) -> None:
+    wide = pod("wide", scheduler=None, securityContext={"capabilities": {"add": ["SYS_ADMIN"]}})
+    for namespace, level in (("laxity", "restricted"), ("laxity-pods", "baseline")):
+        installed.kube.namespace(namespace)
+        status, body = installed.alice.ask("POST", f"/api/v1/namespaces/{namespace}/pods", wide)
+        assert (403, True) == (status, f'violates PodSecurity "{level}:latest"' in body["message"])
