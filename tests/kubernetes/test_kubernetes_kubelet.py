@@ -24,6 +24,7 @@ BOX = conformance.BOX
 
 @pytest.fixture
 async def backend(kube: KubeCluster, machine: Machine, tmp_path: Path) -> AsyncIterator[KubernetesBackend]:
+    tmp_path.chmod(0o755)  # noqa: ASYNC240 -- of the test's own folder
     options = kubernetes_options(kube, tmp_path, volumes={"data": str(tmp_path)}, images=("*",))
     backend = KubernetesBackend(options)
     yield backend
