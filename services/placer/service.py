@@ -113,6 +113,12 @@ def _backend(name: str, settings: PlacerSettings, closing: AsyncExitStack) -> Ba
         docker = DockerBackend(settings.docker, settings.ring_root)
         closing.push_async_callback(docker.close)
         return docker
+    if name == "kubernetes":
+        from services.placer.backends.kubernetes import KubernetesBackend  # its client is slow to import
+
+        kubernetes = KubernetesBackend(settings.kubernetes)
+        closing.push_async_callback(kubernetes.close)
+        return kubernetes
     state = settings.state_root / name
     if name == "fake":
         return FakeBackend(state, settings.fake_ring_root)

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.placer.backends.docker_options import DockerOptions
+from services.placer.backends.kubernetes_options import KubernetesOptions
 from services.placer.core.intents import Rules
 from services.placer.core.strategies.profiles import with_profiles
 from shared.admission import EXPLORED
@@ -28,7 +29,9 @@ class PlacerSettings(ServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="LAXITY_PLACER_", env_nested_delimiter="__")
 
-    backends: dict[str, Literal["process", "fake", "docker"]] = Field(default={"fake-*": "fake", "*": "process"})
+    backends: dict[str, Literal["process", "fake", "docker", "kubernetes"]] = Field(
+        default={"fake-*": "fake", "*": "process"}
+    )
     """Which backend runs a node's containers: the first pattern that the node's name matches. A placer's own mapping,
     never from the bus, and the same for all placers of a cluster: what one has placed any other takes over."""
     state_root: Path = Field(default_factory=_state_root)
@@ -41,6 +44,8 @@ class PlacerSettings(ServiceSettings):
     """Where commands of the process backend run; where this process runs if absent."""
     docker: DockerOptions = Field(default=DockerOptions())
     """Which engine runs which node's containers, and what requests may ask of it."""
+    kubernetes: KubernetesOptions = Field(default_factory=KubernetesOptions)
+    """How the API server is reached, and what requests may ask of it."""
 
     lease_ttl_us: int = Field(default=3 * BEAT_US, ge=3 * BEAT_US)
     """A placer that was not seen to renew for so long is dead and is taken over from; three beats, so that two

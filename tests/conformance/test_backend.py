@@ -4,22 +4,31 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from services.placer.backends.base import Backend, Seen, StartSpec
 from services.placer.backends.docker import DockerBackend
 from services.placer.backends.fake import FakeBackend
+from services.placer.backends.kubernetes import KubernetesBackend
 from services.placer.backends.process import ProcessBackend, ProcessOptions
 from shared.errors import BackendError
 from shared.messages.ledger import ContainerLabels, Reservation
 from shared.messages.place import Gpu, Kind, PlaceRequest, Realtime, Secret
+from shared.units import cpu_milli, memory_mib
 from tests.backends import watched
 from tests.docker_engine import docker_options, engine_url, inspect
+from tests.kubernetes.cluster import KubeCluster
+from tests.kubernetes.node import Machine
+from tests.kubernetes.played import PlayedKubelet
+from tests.kubernetes.pods import kubernetes_options, pods_in, secret
 
 NODE = "node-1"
 BOX = "laxity-0123456789abcdef01234567"
+PLAYED = "played-1"
 LIMIT_S = 15
 LIMITS = {"cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us", "memory.max", "memory.limit_in_bytes"}
 HOSTILE = ["a b", "../../escape", "a.*.>", ".", "..", "-rf", "ü/\u202e", "line\nbreak", "." * 253, "x" * 253]
@@ -29,22 +38,30 @@ REALTIME = Realtime(deadline_us=50_000, period_us=100_000, runtime_us=12_000, ki
 class Cluster:
     """One place where containers run, and as many placers' backend objects on it as a test asks for."""
 
-    def __init__(self, kind: str, folder: Path) -> None:
+    def __init__(self, kind: str, folder: Path, kube: KubeCluster | None = None) -> None:
         self.kind = kind
         self.rings = folder / "rings"
+        self.any_node = kube is None
+        """Whether a node may have any name."""
         self._folder = folder
-        self._dockers: list[DockerBackend] = []
+        self._kube = kube
+        self._closing: list[DockerBackend | KubernetesBackend] = []
 
     def backend(self) -> Backend:
         if self.kind == "docker":
             # no engine has these devices; the engine's path of device requests has tests of its own
             options = docker_options(self._folder).model_copy(update={"stop_grace_us": 200_000, "gpus": False})
-            self._dockers.append(DockerBackend(options, self.rings))
-            return self._dockers[-1]
+            return self._closed_later(DockerBackend(options, self.rings))
+        if self._kube is not None:
+            return self._closed_later(KubernetesBackend(kubernetes_options(self._kube, self._folder)))
         if self.kind == "fake":
             return FakeBackend(self._folder / "state", self.rings, stop_grace_us=200_000)
         options = ProcessOptions(stop_grace_us=200_000)
         return ProcessBackend(self._folder / "state", self.rings, options, work_dir=self._folder)
+
+    def _closed_later(self, backend: DockerBackend | KubernetesBackend) -> Backend:
+        self._closing.append(backend)
+        return backend
 
     def runs(self) -> int:
         """How many times a command made by ``spec`` was executed; the fake executes none."""
@@ -52,14 +69,40 @@ class Cluster:
         return len(log.read_text().splitlines()) if log.exists() else 0
 
     async def close(self) -> None:
-        for docker in self._dockers:
-            await docker.close()
+        for backend in self._closing:
+            await backend.close()
 
-    def limits(self) -> tuple[int, int] | None:
+    def labels_for_monitor(self) -> ContainerLabels:
+        """As they lie beside the ring of the only container; where no kubelet is real, what it would write there."""
+        if self._kube is None:
+            (file,) = self.rings.rglob("container.json")
+            return ContainerLabels.from_json(file.read_bytes())
+        metadata = self._pod()["metadata"]
+        if self.kind == "kubelet":
+            assert self._kube.machine is not None
+            volumes = self._kube.machine.folder / "kubelet" / "pods" / metadata["uid"] / "volumes"
+            assert (volumes / "kubernetes.io~empty-dir" / "laxity-ring").is_dir()
+            file = volumes / "kubernetes.io~downward-api" / "laxity-labels" / "container.json"
+            return ContainerLabels.from_json(file.read_bytes())
+        return ContainerLabels.from_json(metadata["annotations"]["laxity.dev/labels"].encode())
+
+    def _pod(self) -> dict[str, Any]:
+        assert self._kube is not None
+        (pod,) = pods_in(self._kube, kubernetes_options(self._kube, self._folder).namespace)
+        return pod
+
+    def limits(self) -> tuple[int | None, int | None] | None:
         """What BOX may use now, as whoever enforces it has it: milli CPU and MiB; None where nothing enforces it."""
         if self.kind == "docker":
             host = inspect(f"{docker_options(self._folder).scope}.{BOX}")["HostConfig"]
             return host["CpuQuota"] * 1000 // host["CpuPeriod"], host["Memory"] >> 20
+        if self._kube is not None:
+            pod = self._pod()
+            if self.kind == "kubelet":
+                assert self._kube.machine is not None
+                return self._kube.machine.limits(pod["metadata"]["uid"])
+            said = pod["status"]["containerStatuses"][0]["resources"]["limits"]
+            return cpu_milli(said["cpu"]), memory_mib(said["memory"])
         if self.kind == "fake":
             (file,) = (self._folder / "state").rglob("*.json")
             held = json.loads(file.read_bytes())["labels"]["reservation"]
@@ -77,22 +120,53 @@ class Cluster:
         return {path.name for path in self._folder.iterdir()}
 
 
-@pytest.fixture(params=["fake", "process", pytest.param("docker", marks=pytest.mark.docker)])
-async def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Cluster]:
-    if request.param == "docker":
-        engine_url()
-    cluster = Cluster(request.param, tmp_path)
-    yield cluster
-    backend = cluster.backend()
-    for node in [NODE, *HOSTILE]:
-        for seen in await backend.list(node):
-            await backend.stop(seen.node, seen.container)
-    await cluster.close()
+KUBERNETES = [pytest.mark.kubernetes, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(
+    params=[
+        "fake",
+        "process",
+        pytest.param("docker", marks=pytest.mark.docker),
+        pytest.param("kubernetes", marks=KUBERNETES),
+        pytest.param("kubelet", marks=KUBERNETES),
+    ]
+)
+async def cluster(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Cluster]:
+    """``kubernetes`` is a real API server with a kubelet that is played, ``kubelet`` has a real one too."""
+    with ExitStack() as stack:
+        kube = None
+        if request.param == "docker":
+            engine_url()
+        if request.param in {"kubernetes", "kubelet"}:
+            kube = request.getfixturevalue("kube")
+            monkeypatch.setattr(f"{__name__}.NODE", on_kubernetes(request, kube, stack))
+            secret(kube, kubernetes_options(kube, tmp_path).namespace, "vault", token="t")
+        cluster = Cluster(request.param, tmp_path, kube)
+        yield cluster
+        backend = cluster.backend()
+        for node in [NODE, *(HOSTILE if cluster.any_node else ())]:
+            for seen in await backend.list(node):
+                await backend.stop(seen.node, seen.container)
+        await cluster.close()
+
+
+def on_kubernetes(request: pytest.FixtureRequest, kube: KubeCluster, stack: ExitStack) -> str:
+    """The name of the node that runs its pods."""
+    if request.param == "kubelet":
+        machine: Machine = request.getfixturevalue("machine")
+        return machine.name
+    kube.add_node(PLAYED)
+    stack.callback(kube.admin.delete, f"/api/v1/nodes/{PLAYED}")
+    stack.enter_context(PlayedKubelet(kube, PLAYED))
+    return PLAYED
 
 
 def spec(
     container: str = BOX,
-    node: str = NODE,
+    node: str | None = None,
     *,
     exits_after_s: float | None = None,
     code: int = 0,
@@ -126,7 +200,9 @@ def spec(
         memory_mib=memory_mib,
         realtime=REALTIME,
     )
-    labels = ContainerLabels(container=container, ledger_id="ledger", node=node, reservation=held, name="detector")
+    labels = ContainerLabels(
+        container=container, ledger_id="ledger", node=node or NODE, reservation=held, name="detector"
+    )
     return StartSpec(labels, request)
 
 
@@ -168,8 +244,7 @@ async def test_a_started_container_is_listed_as_running_with_its_labels(cluster:
 
 async def test_labels_lie_beside_the_ring_for_the_monitor(cluster: Cluster) -> None:
     await cluster.backend().start(spec())
-    (file,) = cluster.rings.rglob("container.json")
-    assert spec().labels == ContainerLabels.from_json(file.read_bytes())
+    assert spec().labels == cluster.labels_for_monitor()
 
 
 async def test_labels_outlive_the_placer_that_wrote_them(cluster: Cluster) -> None:
@@ -321,13 +396,19 @@ async def test_a_name_can_be_used_again_after_it_was_removed(cluster: Cluster) -
 
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_hostile_names_are_only_names(cluster: Cluster, name: str) -> None:
+    if cluster.kind == "kubelet" and name not in HOSTILE[:2]:
+        pytest.skip("a pod's name is made before a kubelet hears of it: two are enough")
     backend = cluster.backend()
-    await backend.start(spec(name, node=name))
-    (seen,) = await cluster.backend().list(name)
-    assert (name, name, "running") == (seen.node, seen.container, seen.state)
-    assert {"state", "rings", "runs"} >= cluster.entries()
-    await backend.stop(name, name)
-    assert [] == await backend.list(name)
+    node = name if cluster.any_node else NODE
+    if not cluster.any_node:
+        with pytest.raises(BackendError, match="node: found"):
+            await backend.start(spec(name, node=name))
+    await backend.start(spec(name, node=node))
+    (seen,) = await cluster.backend().list(node)
+    assert (node, name, "running") == (seen.node, seen.container, seen.state)
+    assert {"state", "rings", "runs", "token"} >= cluster.entries()
+    await backend.stop(node, name)
+    assert [] == await backend.list(node)
 
 
 async def test_many_containers_are_kept_apart(cluster: Cluster) -> None:

@@ -1,0 +1,159 @@
+"""The backend where the API server is silent, gone, lies, or a proxy speaks for it: cases of Kubernetes, by name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from services.placer.backends.kubernetes import KubernetesBackend
+from shared.errors import BackendSilentError
+from shared.testing.wait import eventually, until
+from tests.backends import watched
+from tests.conformance import test_backend as conformance
+from tests.kubernetes.cluster import KubeCluster
+from tests.kubernetes.front import Asked, Front
+from tests.kubernetes.played import PlayedKubelet
+from tests.kubernetes.pods import kubernetes_options, pods_in
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
+
+NODE = "faults-1"
+BOX = conformance.BOX
+TOO_MANY = json.dumps({"kind": "Status", "code": 429, "message": "storage is (re)initializing"})
+
+
+@pytest.fixture
+def front(kube: KubeCluster) -> Iterator[Front]:
+    kube.add_node(NODE)
+    with Front(kube) as front, PlayedKubelet(kube, NODE):
+        yield front
+    kube.admin.delete(f"/api/v1/nodes/{NODE}")
+
+
+@pytest.fixture
+async def backend(kube: KubeCluster, front: Front, tmp_path: Path) -> AsyncIterator[KubernetesBackend]:
+    """It reaches the API server through the proxy alone."""
+    times = {"call_timeout_us": 1_000_000, "silent_us": 1_500_000}
+    options = kubernetes_options(kube, tmp_path, **times).model_copy(update={"server": front.url})
+    backend = KubernetesBackend(options)
+    yield backend
+    front.faults.clear()
+    for seen in await backend.list(NODE):
+        await backend.stop(seen.node, seen.container)
+    await backend.close()
+
+
+async def test_KU01_KU28_a_binding_whose_answer_was_lost_is_read_and_not_made_twice(
+    kube: KubeCluster, front: Front, backend: KubernetesBackend, tmp_path: Path
+) -> None:
+    front.once("POST /binding", Asked.swallow)
+    assert "running" == (await backend.start(conformance.spec(node=NODE))).state
+    (pod,) = pods_in(kube, kubernetes_options(kube, tmp_path).namespace)
+    assert (NODE, "GPU-5f1") == (pod["spec"]["nodeName"], pod["metadata"]["annotations"]["laxity.dev/devices"])
+    assert 1 == front.count("POST /binding")
+
+
+async def test_a_creation_whose_answer_was_lost_is_adopted(
+    kube: KubeCluster, front: Front, backend: KubernetesBackend, tmp_path: Path
+) -> None:
+    front.once("POST /pods?", Asked.swallow)
+    front.once("POST /pods", Asked.swallow)
+    assert "running" == (await backend.start(conformance.spec(node=NODE))).state
+    assert 1 == len(pods_in(kube, kubernetes_options(kube, tmp_path).namespace))
+
+
+async def test_KU02_a_binding_that_is_said_and_not_made_is_made_again(front: Front, backend: KubernetesBackend) -> None:
+    front.once("POST /binding", lambda asked: asked.answer(201, '{"kind": "Status", "status": "Success"}'))
+    assert "running" == (await backend.start(conformance.spec(node=NODE))).state
+    assert 2 == front.count("POST /binding")
+
+
+async def test_KU29_a_silent_api_server_ends_calls_and_watches_in_time(
+    kube: KubeCluster, backend: KubernetesBackend
+) -> None:
+    async with watched(backend) as posts:
+        await backend.start(conformance.spec(node=NODE, exits_after_s=1, code=4))
+        kube.apiserver.signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(BackendSilentError, match="does not answer"):
+                await backend.list(NODE)
+            heard_us = backend.pods.heard_us
+            await asyncio.sleep(2)  # longer than a watch may be silent
+        finally:
+            kube.apiserver.signal(signal.SIGCONT)
+        assert 4 == (await conformance.first(posts)).exit_code
+    assert heard_us is not None
+    assert backend.pods.heard_us is not None
+    assert backend.pods.heard_us > heard_us  # the age of the last sign of life
+
+
+async def test_KU31_what_a_proxy_says_for_the_api_server_is_no_answer(front: Front, backend: KubernetesBackend) -> None:
+    page = "<html>502 bad gateway</html>"
+    front.once("GET watch", lambda asked: asked.answer(429, TOO_MANY))
+    front.once("GET watch", lambda asked: asked.answer(502, page, "text/html"))
+    front.once("GET watch", lambda asked: asked.answer(200, page, "text/html"))
+    front.once("GET watch", lambda asked: asked.forward(most_bytes=100))  # a line cut in half
+    front.once("GET labelSelector", lambda asked: asked.answer(200, page, "text/html"))
+    front.once("POST /pods", lambda asked: asked.answer(429, TOO_MANY))
+    async with watched(backend) as posts:
+        await backend.start(conformance.spec(node=NODE))
+        await backend.start(conformance.spec("second", node=NODE, exits_after_s=0, code=5))
+        assert 5 == (await conformance.first(posts)).exit_code
+        await until(lambda: front.count("GET watch") >= 5)
+        await backend.start(conformance.spec("third", node=NODE, exits_after_s=0, code=6))
+        await until(lambda: [post.exit_code for post in posts] == [5, 6])
+    assert 1 <= backend.api.counts["no_event"]
+    assert 2 <= backend.api.counts["asked_again"]
+
+
+async def test_KU32_a_watch_never_gives_up_and_is_right_again_soon_after(
+    kube: KubeCluster, backend: KubernetesBackend
+) -> None:
+    async with watched(backend) as posts:
+        await backend.start(conformance.spec(node=NODE))
+        kube.apiserver.kill()
+        await asyncio.sleep(3)  # many tries, all refused
+        await asyncio.to_thread(kube.apiserver.start)
+        await backend.start(conformance.spec("later", node=NODE, exits_after_s=0, code=8))
+        assert ("later", 8) == ((await conformance.first(posts)).container, posts[0].exit_code)
+        assert {"running", "exited"} == {seen.state for seen in await backend.list(NODE)}
+
+
+async def test_a_watch_from_a_version_that_is_not_kept_begins_anew(front: Front, backend: KubernetesBackend) -> None:
+    gone = json.dumps({"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old: 1 (534)"}})
+    front.once("GET watch", lambda asked: asked.answer(200, gone + "\n"))
+    front.once("GET watch", lambda asked: asked.answer(410, json.dumps({"message": "Expired"})))
+    async with watched(backend) as posts:
+        await backend.start(conformance.spec(node=NODE, exits_after_s=0, code=7))
+        assert 7 == (await conformance.first(posts)).exit_code
+        await until(lambda: front.count("GET watch") >= 3)
+
+
+async def test_KU34_a_token_that_was_replaced_is_read_again_where_the_old_one_is_refused(
+    kube: KubeCluster, front: Front, tmp_path: Path
+) -> None:
+    options = kubernetes_options(kube, tmp_path)
+    options.token_file.write_text("of-yesterday")
+    backend = KubernetesBackend(options)
+    options.token_file.write_text(kube.token() + "\n")
+    async with watched(backend) as posts:
+        await backend.start(conformance.spec(node=NODE, exits_after_s=0, code=2))
+        assert 2 == (await conformance.first(posts)).exit_code
+    await backend.remove(NODE, BOX)
+    await backend.close()
+
+    async def listed() -> bool | None:
+        return backend.pods.listed or None
+
+    backend = KubernetesBackend(options)
+    options.token_file.write_text("of-tomorrow")
+    backend.api._read_token()
+    backend.pods.begin()  # a watch whose token is refused
+    options.token_file.write_text(kube.token())
+    await eventually(listed)
+    await backend.close()
