@@ -70,6 +70,13 @@ static void wrong(void) {
     mark("right", 1);
 }
 
+static void late(void) {
+    laxity_task task = laxity_begin("late", 50000);
+    struct timespec pause = {0, 200 * 1000 * 1000};
+    nanosleep(&pause, NULL);
+    laxity_end(&task);
+}
+
 static void bench(void) {
     uint64_t began_ns = laxity_now_ns_();
     mark("bench", count);
@@ -88,6 +95,8 @@ int main(int argc, char **argv) {
         return forks();
     else if (!strcmp(word, "wrong"))
         wrong();
+    else if (!strcmp(word, "late"))
+        late();
     else if (!strcmp(word, "bench"))
         bench();
     else if (!strcmp(word, "endless"))
