@@ -111,7 +111,7 @@ class Scheduling:
         reply = event.reply
         if reply is None:
             self.counters["filter.no_answer"] += 1
-            return [_failed(event.token, sentences.NO_ANSWER)]
+            return [_unfiltered(event.token, sentences.NO_ANSWER)]
         self.counters[f"filter.{reply.outcome}"] += 1
         if reply.outcome in _PLACED and reply.placements and reply.generation:
             return self._held(event.token, asked, reply)
@@ -136,7 +136,7 @@ class Scheduling:
     def _odd(self, token: int, asked: _Filtering, reply: PlaceReply, now_us: int) -> list[Effect]:
         """Its request has ended, was another one, or cannot be decided at all."""
         if reply.error is not None and reply.error.field == "(ledger)":
-            return [_failed(token, sentences.DOUBTFUL)]
+            return [_unfiltered(token, sentences.DOUBTFUL)]
         sentence = sentences.OVER
         condition = sentences.plain("Over", f"its request is {reply.outcome}: make a new pod")
         if reply.error is not None:
@@ -218,11 +218,15 @@ class Scheduling:
 
 def refuse(call: FilterAsked | BindAsked, why: str) -> Answer:
     """An answer that the scheduler takes for a fault of ours: it tries again after a while."""
-    return _failed(call.token, why) if isinstance(call, BindAsked) else Answer(call.token, _filtered((), {}, why))
+    return (_failed if isinstance(call, BindAsked) else _unfiltered)(call.token, why)
 
 
 def _failed(token: int, why: str) -> Answer:
     return Answer(token, {"Error": why})
+
+
+def _unfiltered(token: int, why: str) -> Answer:
+    return Answer(token, _filtered((), {}, why))
 
 
 def _filtered(nodes: tuple[str, ...], whys: Mapping[str, str], error: str = "") -> dict[str, Any]:

@@ -13,6 +13,7 @@ from shared.errors import FieldError
 from shared.messages import PlaceReply, Reason
 
 NOT_LOADED: Final = "laxity: starting, not everything is loaded yet"
+MALFORMED: Final = "laxity: the call cannot be read, nodeCacheCapable has to be true"
 NO_ANSWER: Final = "laxity: no placer answers"
 NOT_OURS: Final = "laxity: no device of the node is known"
 UNREADABLE: Final = "laxity: the pod's resources or annotations contradict each other, its condition says how"

@@ -106,7 +106,9 @@ def test_a_share_with_its_deadline_is_a_request_by_the_uid_of_the_pod() -> None:
         pod(gpu_milli=250, gpu_mib=4096, annotations=annotations, priority=7, cpu="500m", memory="1Gi")
     )
 
-    assert request.gpu is not None and request.realtime is not None and request.pods is not None
+    assert request.gpu is not None
+    assert request.realtime is not None
+    assert request.pods is not None
     assert ("u-1", 30_000_000, False, 7) == (request.request_id, request.hold_us, request.queue, request.priority)
     assert [("default", "web", "u-1")] == [(each.namespace, each.name, each.uid) for each in request.pods]
     assert (1, 0.25, 4096) == (request.gpu.count, request.gpu.share, request.gpu.memory_mib)
