@@ -28,6 +28,8 @@ NVIDIA: Final = "nvidia.com/"
 
 _TIMES: Final = {"deadline": "deadline_us", "period": "period_us", "runtime": "runtime_us"}
 _WORDS: Final = {**_TIMES, "kind": "kind", "guarantee": "guarantee", "gate": "gate", "profile": "profile"}
+_NO_WISH: Final = {"devices", "labels", "generation", "gang", "gang-size"}
+"""Annotations of ours that say nothing of what the pod asks for."""
 _MILLI_ALLOWED: Final = "a whole number from 1 to 1000, or a multiple of 1000"
 _MOST_PRIORITY: Final = 1_000_000
 
@@ -49,7 +51,8 @@ class Asked:
 
 
 def asked(pod: Mapping[str, Any], terms: Terms) -> Asked | None:
-    """None where the pod asks for nothing of ours."""
+    """None where the pod asks for nothing of ours. A word that is misspelt is never taken for no word (case KU05)."""
+    _known(pod)
     gpu, realtime = _gpu(pod), _realtime(pod)
     if gpu is None and realtime:
         needing = f"{GROUP}{next(word for word, field in _WORDS.items() if field in realtime)}"
@@ -77,6 +80,17 @@ def asked(pod: Mapping[str, Any], terms: Terms) -> Asked | None:
 def wants(pod: Mapping[str, Any]) -> bool:
     """Whether it asks for anything of ours, readable or not."""
     return any(name.startswith(GROUP) for name in resources.names(pod))
+
+
+def _known(pod: Mapping[str, Any]) -> None:
+    """Raises FieldError for what nobody reads in our group."""
+    for name in sorted(resources.names(pod)):
+        if name.startswith(GROUP) and name not in {GPU_MILLI, GPU_MIB}:
+            raise FieldError(f"limits[{name}]", "asked for", f"{GPU_MILLI} and {GPU_MIB}")
+    for name in sorted(_annotations(pod)):
+        word = name.removeprefix(GROUP)
+        if name.startswith(GROUP) and word not in {*_WORDS, *_NO_WISH}:
+            raise FieldError(_annotation(word), "said", f"{', '.join(_WORDS)}, each after {GROUP}")
 
 
 def _request(body: Mapping[str, Any]) -> PlaceRequest:
@@ -130,9 +144,13 @@ def _priority(pod: Mapping[str, Any]) -> int:
 
 
 def _realtime(pod: Mapping[str, Any]) -> dict[str, Any]:
-    annotations = pod["metadata"].get("annotations") or {}
+    annotations = _annotations(pod)
     said = {word: annotations[f"{GROUP}{word}"] for word in _WORDS if f"{GROUP}{word}" in annotations}
     return {_WORDS[word]: _value(word, text) for word, text in said.items()}
+
+
+def _annotations(pod: Mapping[str, Any]) -> Mapping[str, str]:
+    return pod["metadata"].get("annotations") or {}
 
 
 def _value(word: str, text: str) -> object:

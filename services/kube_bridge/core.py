@@ -118,7 +118,9 @@ class Core:
         return self.scheduling.filter(call, self.now_us)
 
     def _bind(self, call: BindAsked) -> list[Effect]:
-        return [refuse(call, sentences.NOT_LOADED)] if self.missing else self.scheduling.bind(call)
+        if self.missing:
+            return [refuse(call, sentences.NOT_LOADED)]
+        return self.scheduling.bind(call, self.releasing.pods.get(call.uid))
 
     def _place_answered(self, event: PlaceAnswered) -> list[Effect]:
         effects = self.scheduling.place_answered(event, self.now_us)

@@ -7,51 +7,42 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from typing import Any, Final, Literal
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, Final, Literal, cast
 
 import aiohttp
-from kubernetes_asyncio import config
 from kubernetes_asyncio.client import ApiClient, Configuration
 from kubernetes_asyncio.client.exceptions import ApiException
-from kubernetes_asyncio.config import ConfigException
 
+from services.kube_bridge.list_watch import Json, KubeError, events_of
 from services.kube_bridge.settings import KubeBridgeSettings
-from shared.list_watch import Json, KubeError, events_of
+from shared.clock import Clock
 
 PAGE: Final = 500
 """Objects of one answer: its JSON is read without holding up everything else for long."""
 WATCH_S: Final = 300
 """The server ends a watch after it."""
+TOKEN_KEPT_US: Final = 60_000_000
+"""A token is read anew after it: clusters replace them well before they run out."""
 STRATEGIC: Final = "application/strategic-merge-patch+json"
+_UNAUTHORISED: Final = 401
+_NOT_FOUND: Final = 404
+
+Query = Mapping[str, str]
 
 
 class ApiServer:
-    """One client for calls, one for watches, which hold their connections."""
+    """One client for calls, one for watches, which hold their connections for minutes."""
 
-    def __init__(self, settings: KubeBridgeSettings) -> None:
-        self._settings = settings
-        self._calls: ApiClient | None = None
-        self._watches: ApiClient | None = None
-
-    async def open(self) -> None:
-        """Raises KubeError where nobody says how the server is reached."""
-        found = Configuration()
-        found.disable_strict_ssl_verification = self._settings.relaxed_certificates
-        try:
-            if self._settings.kubeconfig is None:
-                load: Callable[..., None] = config.load_incluster_config  # reads its token file anew as that changes
-                load(client_configuration=found)
-            else:
-                await config.load_kube_config(str(self._settings.kubeconfig), client_configuration=found)
-        except (ConfigException, OSError) as error:
-            raise KubeError(f"no way to the API server: {error}") from None
-        self._calls, self._watches = ApiClient(found), ApiClient(found)
+    def __init__(self, settings: KubeBridgeSettings, clock: Clock) -> None:
+        self._settings, self._clock = settings, clock
+        self._configuration = Configuration()
+        self._clients: dict[str, ApiClient] = {}
+        self._token_us: int | None = None
 
     async def close(self) -> None:
-        for client in (self._calls, self._watches):
-            if client is not None:
-                await client.close()
+        for client in self._clients.values():
+            await client.close()
 
     # --- pods and nodes ---
 
@@ -63,7 +54,7 @@ class ApiServer:
         try:
             return await self.ask("GET", _pod(namespace, name))
         except KubeError as error:
-            if error.status == 404:
+            if error.status == _NOT_FOUND:
                 return None
             raise
 
@@ -81,36 +72,33 @@ class ApiServer:
     # --- calls ---
 
     async def ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: tuple[tuple[str, str], ...] = (),
-        body: object = None,
-        content_type: str = "application/json",
+        self, method: str, path: str, query: Query | None = None, body: object = None, content_type: str = ""
     ) -> Json:
-        """The answer; raises KubeError. A token that has just been replaced is read anew."""
-        for last in (False, True):
-            with _refusals():
-                answer = await self._call(self._calls, method, path, query, body, content_type)
-                text = await answer.read()
-            if answer.status != 401 or last:
-                break
+        """The answer; raises KubeError. Where a token was replaced just now, it is read and tried once more."""
+        limit = aiohttp.ClientTimeout(total=self._settings.api_timeout_us / 1e6)
+        with _refusals():
+            answer = await self._call("calls", limit, method, path, query, body, content_type)
+            if answer.status == _UNAUTHORISED:
+                answer.release()
+                self._token_us = None
+                answer = await self._call("calls", limit, method, path, query, body, content_type)
+            text = await answer.read()
         if answer.status >= 300:
             raise _refused(answer, text)
         try:
-            found: Json = json.loads(text)
+            return cast(Json, json.loads(text))
         except ValueError:
             raise KubeError(f"{method} {path}: no JSON: {text[:100]!r}") from None
-        return found
 
-    async def stream(self, path: str, query: tuple[tuple[str, str], ...]) -> AsyncIterator[Json]:
+    async def stream(self, path: str, query: Query) -> AsyncIterator[Json]:
         """The events of a watch."""
-        silence_s = self._settings.api_silence_us / 1e6
+        call_s, silence_s = self._settings.api_timeout_us / 1e6, self._settings.api_silence_us / 1e6
+        limit = aiohttp.ClientTimeout(sock_connect=call_s, sock_read=silence_s)
         with _refusals():
-            answer = await self._call(self._watches, "GET", path, query, None, "application/json", silence_s)
+            answer = await self._call("watches", limit, "GET", path, query)
             try:
                 if answer.status != 200:
+                    self._token_us = None if answer.status == _UNAUTHORISED else self._token_us
                     raise _refused(answer, await answer.read())
                 async for event in events_of(answer.content.iter_any()):
                     yield event
@@ -119,30 +107,53 @@ class ApiServer:
 
     async def _call(
         self,
-        client: ApiClient | None,
+        pool: str,
+        limit: aiohttp.ClientTimeout,
         method: str,
         path: str,
-        query: tuple[tuple[str, str], ...],
-        body: object,
-        content_type: str,
-        silence_s: float | None = None,
+        query: Query | None,
+        body: object = None,
+        content_type: str = "",
     ) -> aiohttp.ClientResponse:
-        assert client is not None, "open() comes first"
-        call_s = self._settings.api_timeout_us / 1e6
-        limit = aiohttp.ClientTimeout(total=call_s)
-        if silence_s is not None:
-            limit = aiohttp.ClientTimeout(sock_connect=call_s, sock_read=silence_s)
-        answer: aiohttp.ClientResponse = await client.call_api(
+        self._read_token()
+        if pool not in self._clients:
+            self._clients[pool] = ApiClient(self._configured())
+        answer = await self._clients[pool].call_api(
             path,
             method,
-            query_params=list(query),
-            header_params={"Accept": "application/json", "Content-Type": content_type},
+            query_params=list((query or {}).items()),
+            header_params={"Accept": "application/json", "Content-Type": content_type or "application/json"},
             body=body,
             auth_settings=["BearerToken"],
             _preload_content=False,
             _request_timeout=limit,
         )
-        return answer
+        return cast(aiohttp.ClientResponse, answer)
+
+    def _configured(self) -> Configuration:
+        """Raises KubeError where nobody says how the server is reached."""
+        settings, found = self._settings, self._configuration
+        if not settings.api_server:
+            raise KubeError("api_server: found nothing, allowed: https://HOST:PORT; a pod is told it by its cluster")
+        found.host, found.ssl_ca_cert = settings.api_server, str(settings.api_ca_file)
+        found.disable_strict_ssl_verification = settings.relaxed_certificates
+        found.connection_pool_maxsize = 0  # no limit: a call never waits for the connection of another
+        return found
+
+    def _read_token(self) -> None:
+        """A file that cannot be read just now leaves the one that it had."""
+        now_us = self._clock.now_us()
+        if self._token_us is not None and now_us - self._token_us < TOKEN_KEPT_US:
+            return
+        try:
+            token = self._settings.api_token_file.read_text(encoding="utf-8").strip()
+        except OSError as error:
+            if not self._configuration.api_key:
+                raise KubeError(f"api_token_file {self._settings.api_token_file}: {error.strerror}") from None
+        else:
+            # under any other name the client asks as nobody, without a word
+            self._configuration.api_key["BearerToken"] = f"Bearer {token}"
+        self._token_us = now_us
 
 
 class Kind:
@@ -152,20 +163,19 @@ class Kind:
         self._server, self._path = server, path
 
     async def list(self) -> tuple[list[Json], str]:
-        """A page at a time, all of one version; from the beginning where that is too old meanwhile."""
+        """A page at a time, all of one version; where that is too old meanwhile, it is a 410 as of a watch."""
         items: list[Json] = []
-        token = ""
+        query = {"limit": str(PAGE)}
         while True:
-            more = (("continue", token),) if token else ()
-            page = await self._server.ask("GET", self._path, query=(("limit", str(PAGE)), *more))
+            page = await self._server.ask("GET", self._path, query)
             items += page["items"] or []
-            token = page["metadata"].get("continue") or ""
-            if not token:
+            if not (token := page["metadata"].get("continue")):
                 return items, page["metadata"]["resourceVersion"]
+            query["continue"] = token
 
     def watch(self, version: str) -> AsyncIterator[Json]:
         query = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
-        return self._server.stream(self._path, (*query.items(), ("timeoutSeconds", str(WATCH_S))))
+        return self._server.stream(self._path, query | {"timeoutSeconds": str(WATCH_S)})
 
 
 def _pod(namespace: str, name: str) -> str:
@@ -175,8 +185,8 @@ def _pod(namespace: str, name: str) -> str:
 
 def _refused(answer: aiohttp.ClientResponse, text: bytes) -> KubeError:
     try:
-        message = json.loads(text).get("message", "")
-    except (ValueError, AttributeError):
+        message = json.loads(text)["message"]
+    except (ValueError, LookupError, TypeError):
         message = text[:200].decode(errors="replace")
     after = answer.headers.get("Retry-After", "")
     retry_after_us = int(after) * 1_000_000 if after.isdecimal() and len(after) < 6 else 0
@@ -188,5 +198,5 @@ def _refusals() -> Iterator[None]:
     """What the client raises where the server does not answer, as one kind of error."""
     try:
         yield
-    except (TimeoutError, ApiException, aiohttp.ClientError, OSError) as error:
+    except (ApiException, aiohttp.ClientError, OSError) as error:
         raise KubeError(str(error) or type(error).__name__) from error

@@ -29,11 +29,11 @@ from services.kube_bridge.calls import (
 from services.kube_bridge.core import Core
 from services.kube_bridge.extender import Extender
 from services.kube_bridge.kubernetes_client import ApiServer
+from services.kube_bridge.list_watch import Follower, Json, KubeError
 from services.kube_bridge.seen import CONDITION, NodeSeen, PodSeen
 from services.kube_bridge.settings import KubeBridgeSettings
 from shared.bus import NoResponders, rfc3339
 from shared.errors import BusError, FieldError
-from shared.list_watch import Follower, Json, KubeError
 from shared.messages import ConfirmRequest, Message, PlaceReply, ReleaseRequest
 from shared.service import Runtime
 
@@ -46,7 +46,7 @@ class Performer:
 
     def __init__(self, settings: KubeBridgeSettings, core: Core) -> None:
         self._settings, self._core = settings, core
-        self._server = ApiServer(settings)
+        self._server: ApiServer
         self._runtime: Runtime
         self._extender: Extender
         self._room = asyncio.Semaphore(AT_ONCE)
@@ -69,7 +69,7 @@ class Performer:
         self._extender = Extender(self._settings, runtime.post, runtime.log)
         self._extender.health = lambda: self._core.health
         self._extender.count = runtime.count
-        await self._open()
+        self._server = ApiServer(self._settings, runtime.clock)
         try:
             await self._extender.open()
             async with asyncio.TaskGroup() as group:
@@ -79,15 +79,6 @@ class Performer:
             await self._extender.close()
             await self._server.close()
         raise AssertionError("root tasks never end")
-
-    async def _open(self) -> None:
-        """A pod whose token is not there yet waits for it."""
-        while True:
-            try:
-                return await self._server.open()
-            except KubeError as error:
-                self._runtime.log.error("the API server is not known", error=str(error))
-                await self._runtime.clock.sleep_us(1_000_000)
 
     # --- what the API server shows ---
 

@@ -27,6 +27,7 @@ from services.kube_bridge.calls import (
     PodLooked,
 )
 from services.kube_bridge.conditions import Conditions, Subject
+from services.kube_bridge.seen import PodSeen
 from services.kube_bridge.verdicts import Key, Refusal, Verdicts
 from services.kube_bridge.view import View
 from shared.effects import Effect
@@ -148,8 +149,11 @@ class Scheduling:
 
     # --- bind ---
 
-    def bind(self, call: BindAsked) -> list[Effect]:
+    def bind(self, call: BindAsked, pod: PodSeen | None) -> list[Effect]:
+        """`pod`: as the API server has shown it so far."""
         hold = self.holds.get(call.uid) or self._from_ledger(call.uid)
+        if hold is None and pod is not None and not pod.wants:
+            hold = Hold("", 0)
         if hold is None or (hold.generation and hold.node != call.node):
             self.counters["bind.no_hold"] += 1
             return [_failed(call.token, sentences.NO_HOLD)]

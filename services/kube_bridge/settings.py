@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final, Self
 
@@ -12,6 +13,15 @@ from shared.errors import FieldError
 from shared.settings import ServiceSettings
 
 LOOPBACK: Final = {"127.0.0.1", "::1", "localhost"}
+_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+def _in_cluster() -> str:
+    """As every pod is told; nothing elsewhere."""
+    host, port = (os.environ.get(f"KUBERNETES_SERVICE_{what}", "") for what in ("HOST", "PORT"))
+    if not host:
+        return ""
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
 
 class KubeBridgeSettings(ServiceSettings):
@@ -52,8 +62,12 @@ class KubeBridgeSettings(ServiceSettings):
     """So long placers may say first how a bound pod ended, since they know its exit code; and so long a difference
     between pods and ledger must last to be told."""
 
-    kubeconfig: Path | None = None
-    """How the API server is reached; absent: as a pod of the cluster."""
+    api_server: str = Field(default_factory=_in_cluster, pattern=r"^(https://\S+)?$")
+    """Where the API server is; absent: that of the cluster that the bridge is a pod of."""
+    api_token_file: Path = _ACCOUNT / "token"
+    """Read anew once a minute, and at once where the API server refuses it."""
+    api_ca_file: Path = _ACCOUNT / "ca.crt"
+    """What the API server's certificate is checked with."""
     api_timeout_us: int = Field(default=10_000_000, ge=100_000)
     """For one call of the API server."""
     api_silence_us: int = Field(default=90_000_000, ge=1_000_000)

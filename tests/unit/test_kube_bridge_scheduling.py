@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from services.kube_bridge import sentences
@@ -71,15 +73,32 @@ def test_KU05_a_pod_without_our_resources_passes_everywhere_and_is_bound_as_it_i
     assert {"Error": ""} == answer(bridge.tell(PlainBound(token)))
 
 
-def test_KU05_a_misspelt_resource_is_no_request_and_one_that_contradicts_itself_is_refused(bridge: Bridge) -> None:
-    _, effects = bridge.filter(wanting(annotations={"deadline": "soon"}))
+def test_KU05_a_plain_pod_is_bound_by_the_next_bridge_too(bridge: Bridge) -> None:
+    plain = pod("plain", "u-9", cpu="1")
+    bridge.show(plain)
+    token, effects = bridge.bind(plain, "other")
+
+    assert [BindPlain(token, "default", "plain", "u-9", "other")] == effects
+
+
+@pytest.mark.parametrize(
+    "found, said",
+    [
+        (wanting(annotations={"deadline": "soon"}), "annotations[laxity.dev/deadline]: found soon"),
+        (pod(extra={"laxity.dev/gpu-mili": "250"}), "limits[laxity.dev/gpu-mili]: found asked for"),
+    ],
+)
+def test_KU05_what_is_misspelt_is_refused_and_the_condition_says_how(
+    bridge: Bridge, found: dict[str, Any], said: str
+) -> None:
+    _, effects = bridge.filter(found)
     whys = answer(effects)["FailedAndUnresolvableNodes"]
 
     assert {sentences.UNREADABLE} == set(whys.values())
     assert {"n1", "n2", "n3"} == set(whys)
-    (said,) = written(effects)
-    assert ("False", "Unreadable") == (said.condition.status, said.condition.reason)
-    assert "annotations[laxity.dev/deadline]: found soon" in said.condition.message
+    (written_one,) = written(effects)
+    assert ("False", "Unreadable") == (written_one.condition.status, written_one.condition.reason)
+    assert said in written_one.condition.message
 
 
 def test_no_answer_of_a_placer_is_a_fault_that_is_tried_again(bridge: Bridge) -> None:
