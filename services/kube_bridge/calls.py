@@ -128,13 +128,14 @@ class BindPlain:
 
 @dataclass(frozen=True, slots=True)
 class WriteCondition:
-    """→ nothing: the pod shows it. `turned`: its status is another than before."""
+    """→ nothing: the pod shows it. `turned`: its status is another than before; `probed`: only the time is new."""
 
     namespace: str
     name: str
     uid: str
     condition: Condition
     turned: bool
+    probed: bool = False
 
 
 # --- events: how those ended; `reply` None where nobody answered in time ---

@@ -165,7 +165,7 @@ class Core:
     def _pod_gone(self, uid: str) -> list[Effect]:
         self.facts.pod(uid, None)
         self.conditions.forget(uid)
-        self.scheduling.holds.pop(uid, None)
+        self.scheduling.forget(uid)
         return self.releasing.gone(uid, self.now_us)
 
     def _node(self, node: NodeSeen) -> list[Effect]:
@@ -205,7 +205,9 @@ class Core:
         if self.missing:
             return []
         if tick.name == SOON:
-            return [*self.releasing.tick(self.now_us), *self.facts.tick(self.releasing.pods, tick.wall_us)]
+            nudges = self.scheduling.nudging.tick(self.view.world, self.now_us)
+            told = self.facts.tick(self.releasing.pods, tick.wall_us)
+            return [*self.releasing.tick(self.now_us), *nudges, *told]
         effects, new = self.releasing.compare(self.now_us)
         return [*_looks_first(effects), *(self._tell(drift, tick.wall_us) for drift in new)]
 

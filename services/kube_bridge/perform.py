@@ -166,6 +166,8 @@ class Performer:
         body = {"type": CONDITION, "status": said.status, "reason": said.reason, "message": said.message}
         if effect.turned:
             body["lastTransitionTime"] = rfc3339(self._runtime.clock.wall_us())
+        if effect.probed:
+            body["lastProbeTime"] = rfc3339(self._runtime.clock.wall_us())
         try:
             async with self._room:
                 await self._server.write_condition(effect.namespace, effect.name, effect.uid, body)

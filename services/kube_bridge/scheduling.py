@@ -27,6 +27,7 @@ from services.kube_bridge.calls import (
     PodLooked,
 )
 from services.kube_bridge.conditions import Conditions, Subject
+from services.kube_bridge.nudging import Nudging
 from services.kube_bridge.seen import PodSeen
 from services.kube_bridge.verdicts import Key, Refusal, Verdicts
 from services.kube_bridge.view import View
@@ -67,6 +68,7 @@ class Scheduling:
     def __init__(self, view: View, conditions: Conditions, terms: Terms, verdict_us: int) -> None:
         self._view, self._conditions, self._terms = view, conditions, terms
         self._verdicts = Verdicts(verdict_us)
+        self.nudging = Nudging(self._verdicts)
         self._filtering: dict[int, _Filtering] = {}
         self._binding: dict[int, _Binding] = {}
         self.counters: Counter[str] = Counter()
@@ -89,20 +91,23 @@ class Scheduling:
             self._remember(subject.uid, Hold("", 0))
             return [self._passes(call.token, call.nodes)]
         known = frozenset(self._view.nodes.intersection(call.nodes) - self.unfit)
-        if not known:
-            return self._nothing_known(call, subject, now_us)
         key = (wanted.kind, known)
+        if not known:
+            return self._nothing_known(call, subject, key, now_us)
         verdict = self._verdicts.get(key, self._view.world, now_us)
         if verdict is not None:
             self.counters["filter.known_refusal"] += 1
+            self.nudging.refused(subject, verdict.condition, key, verdict.world)
             said = self._conditions.say(subject, verdict.condition, now_us)
             return [self._none(call.token, call.nodes, verdict.sentence, known), *said]
         self._filtering[call.token] = _Filtering(subject, call.nodes, key, self._view.world)
         return [AskPlace(call.token, wanted.request.model_copy(update={"candidates": tuple(sorted(known))}))]
 
-    def _nothing_known(self, call: FilterAsked, subject: Subject, now_us: int) -> list[Effect]:
+    def _nothing_known(self, call: FilterAsked, subject: Subject, key: Key, now_us: int) -> list[Effect]:
         self.counters["filter.no_node"] += 1
-        said = self._conditions.say(subject, sentences.plain("NoNode", sentences.NOT_OURS), now_us)
+        condition = sentences.plain("NoNode", sentences.NOT_OURS)
+        self.nudging.refused(subject, condition, key, self._view.world)
+        said = self._conditions.say(subject, condition, now_us)
         return [self._none(call.token, call.nodes, sentences.NOT_OURS), *said]
 
     def place_answered(self, event: PlaceAnswered, now_us: int) -> list[Effect]:
@@ -131,6 +136,7 @@ class Scheduling:
     def _rejected(self, token: int, asked: _Filtering, reply: PlaceReply, now_us: int) -> list[Effect]:
         sentence, condition = sentences.sentence(reply.reasons), sentences.refused(reply, len(asked.key[1]))
         self._verdicts.put(asked.key, Refusal(sentence, condition, asked.world, now_us))
+        self.nudging.refused(asked.subject, condition, asked.key, asked.world)
         said = self._conditions.say(asked.subject, condition, now_us)
         return [self._none(token, asked.offered, sentence, asked.key[1]), *said]
 
@@ -202,9 +208,15 @@ class Scheduling:
         self.counters["bind.plain_refused" if event.error else "bind.plain"] += 1
         return [Answer(event.token, {"Error": f"laxity: {event.error}" if event.error else ""})]
 
+    def forget(self, uid: str) -> None:
+        """The pod is gone."""
+        self.holds.pop(uid, None)
+        self.nudging.forget(uid)
+
     # --- answers ---
 
     def _remember(self, uid: str, hold: Hold) -> None:
+        self.nudging.forget(uid)
         self.holds[uid] = hold
         self.holds.move_to_end(uid)
         if len(self.holds) > REMEMBERED:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,13 @@ from tests.kubernetes.api import Json
 from tests.kubernetes.cluster import KubeCluster
 from tests.placer_world import facts
 
-RIGHTS = [
-    {"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["get", "list", "watch"]},
-    {"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]},
-    {"apiGroups": [""], "resources": ["pods/binding"], "verbs": ["create"]},
-]
-"""All that a bridge may do."""
+_LOOKS = {"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["get", "list", "watch"]}
+_BINDS = {"apiGroups": [""], "resources": ["pods/binding", "pods/eviction"], "verbs": ["create"]}
+RIGHTS = {
+    "kube-bridge": [_LOOKS, _BINDS, {"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]}],
+    "placer": [_LOOKS, _BINDS],
+}
+"""All that each may do."""
 
 
 class Bridged:
@@ -32,19 +34,19 @@ class Bridged:
 
     def __init__(self, kube: KubeCluster, folder: Path, server: NatsServer, bus: Bus, stack: ExitStack) -> None:
         self.kube, self.folder, self.server, self.bus, self._stack = kube, folder, server, bus, stack
-        self.account = folder / "account"
 
     def prepare(self) -> None:
-        """The bridge's service account, with its rights and its files."""
-        kube = self.kube
-        kube.namespace("laxity")
+        """The service accounts, with their rights and their files."""
+        self.kube.namespace("laxity")
         roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
         kind = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole"}
-        kube.admin.apply(f"{roles}/kube-bridge", {**kind, "metadata": {"name": "kube-bridge"}, "rules": RIGHTS})
-        self.account.mkdir()
-        token = kube.account_token("laxity", "kube-bridge")
-        (self.account / "token").write_text(token)
-        kube.grant("kube-bridge", "kube-bridge", "system:serviceaccount:laxity:kube-bridge")
+        for name, rules in RIGHTS.items():
+            self.kube.admin.apply(f"{roles}/{name}", {**kind, "metadata": {"name": name}, "rules": rules})
+            self._token(name).write_text(self.kube.account_token("laxity", name))
+            self.kube.grant(name, name, f"system:serviceaccount:laxity:{name}")
+
+    def _token(self, account: str) -> Path:
+        return self.folder / f"{account}.token"
 
     def bridge(self, name: str = "b1", **env: str) -> Extender:
         folder = self._folder(name)
@@ -52,9 +54,10 @@ class Bridged:
             "LAXITY_INSTANCE": name,
             "LAXITY_STORAGE": "memory",
             "LAXITY_KUBE_BRIDGE_API_SERVER": self.kube.url,
-            "LAXITY_KUBE_BRIDGE_API_TOKEN_FILE": str(self.account / "token"),
+            "LAXITY_KUBE_BRIDGE_API_TOKEN_FILE": str(self._token("kube-bridge")),
             "LAXITY_KUBE_BRIDGE_API_CA_FILE": str(self.kube.ca),
             "LAXITY_KUBE_BRIDGE_EXTENDER_PORT": "0",
+            "LAXITY_METRICS_PORT": "0",
         }
         process = ServiceProcess("services.kube_bridge", folder, self.server.url, **fixed | env)
         return Extender(self._stack.enter_context(process))
@@ -67,6 +70,9 @@ class Bridged:
             "LAXITY_PLACER_BACKENDS": json.dumps({"*": backend}),
             "LAXITY_PLACER_STATE_ROOT": str(self.folder / "state"),
             "LAXITY_PLACER_RING_ROOT": str(self.folder / "rings"),
+            "LAXITY_PLACER_KUBERNETES__SERVER": self.kube.url,
+            "LAXITY_PLACER_KUBERNETES__TOKEN_FILE": str(self._token("placer")),
+            "LAXITY_PLACER_KUBERNETES__CA_FILE": str(self.kube.ca),
         }
         return self._stack.enter_context(ServiceProcess("services.placer", folder, self.server.url, **fixed | env))
 
@@ -108,9 +114,8 @@ class Extender:
 
     @property
     def url(self) -> str:
-        found = re.findall(r'"url": "(https?://[^"]+:\d+)", "event": "the extender listens"', self.process.log)
-        found = found or re.findall(r"(https?://[0-9.:]+\d)", self.process.log)
-        return str(found[-1])
+        lines = [line for line in self.process.log.splitlines() if "the extender listens" in line]
+        return str(json.loads(lines[-1])["url"])
 
     def filter(self, pod: Json, nodes: list[str]) -> Json:
         return self.ask("filter", {"Pod": pod, "Nodes": None, "NodeNames": nodes})
@@ -119,6 +124,14 @@ class Extender:
         meta = pod["metadata"]
         named = {"PodName": meta["name"], "PodNamespace": meta["namespace"], "PodUID": meta["uid"]}
         return self.ask("bind", {**named, "Node": node})
+
+    def numbers(self) -> dict[str, float]:
+        """How often filter was answered, by outcome."""
+        url = re.findall(r"http://[0-9.:]+/metrics", self.process.log)[-1]
+        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310  # its own
+            text = answer.read().decode()
+        found = re.findall(r'laxity_kube_filters_total\{outcome="(\w+)"\} (\S+)', text)
+        return {outcome: float(count) for outcome, count in found}
 
     def ask(self, verb: str, body: object) -> Json:
         host, port = self.url.removeprefix("http://").split(":")

@@ -20,6 +20,7 @@ from services.kube_bridge.calls import (
     PlainBound,
     PodLooked,
 )
+from services.kube_bridge.core import SOON
 from services.kube_bridge.seen import NodeSeen
 from shared.effects import Disconnected, WatchReplayed
 from shared.messages import PlaceReply, Reason, State
@@ -333,3 +334,51 @@ def test_KU12_a_hold_that_comes_after_its_pod_has_gone_is_given_back_at_once(bri
     effects = bridge.tell(PlaceAnswered(token, held("u-1", "n1")))
 
     assert AskRelease("u-1") in effects
+
+
+# --- those that were refused ---
+
+
+def nudged(bridge: Bridge, seconds: float = 1) -> list[str]:
+    return [each.uid for each in written(bridge.tick(SOON, seconds)) if each.probed]
+
+
+def refuse(bridge: Bridge, uid: str, **more: Any) -> None:
+    token, _ = bridge.filter(wanting(uid=uid, **more))
+    bridge.tell(PlaceAnswered(token, rejected(uid)))
+
+
+def test_a_refused_pod_is_nudged_once_something_is_free_and_not_before(bridge: Bridge) -> None:
+    bridge.reserve("n1", "other")
+    refuse(bridge, "u-1")
+    assert [] == nudged(bridge)
+    bridge.reserve("n1")
+    assert ["u-1"] == nudged(bridge)
+    refuse(bridge, "u-1")
+    assert [] == nudged(bridge)
+
+
+def test_of_many_alike_some_are_nudged_until_one_is_refused_again(bridge: Bridge) -> None:
+    uids = [f"u-{number}" for number in range(20)]
+    bridge.reserve("n1", "other")
+    for uid in uids:
+        refuse(bridge, uid)
+    bridge.reserve("n1")
+    assert uids[:8] == nudged(bridge)
+    for uid in uids[:8]:
+        bridge.hold(wanting(uid=uid), "n1")
+    assert uids[8:16] == nudged(bridge)
+    refuse(bridge, uids[8])
+    assert [] == nudged(bridge)
+
+
+def test_a_pod_that_has_a_place_or_is_gone_is_not_nudged(bridge: Bridge) -> None:
+    bridge.reserve("n1", "other")
+    for uid in ("u-1", "u-2"):
+        bridge.show(wanting(uid=uid))
+        refuse(bridge, uid)
+    bridge.reserve("n1")
+    bridge.hold(wanting(uid="u-1"), "n1")
+    bridge.delete(wanting(uid="u-2"))
+
+    assert [] == nudged(bridge)
