@@ -8,7 +8,6 @@ from services.kube_bridge.asked import Terms
 from services.kube_bridge.core import COMPARE, SOON, Core
 from services.kube_bridge.numbers import METRICS as NUMBERS
 from services.kube_bridge.numbers import numbers
-from services.kube_bridge.perform import Performer
 from services.kube_bridge.settings import KubeBridgeSettings
 from shared.messages import BusEvent, KubeNodeFacts
 from shared.service import Every, Listen, Publishes, Service, run
@@ -48,5 +47,7 @@ async def serve(settings: KubeBridgeSettings) -> None:
         condition_us=settings.condition_us,
         patience_us=settings.patience_us,
     )
+    from services.kube_bridge.perform import Performer  # its client is slow to import
+
     performer = Performer(settings, core)
     await run(SERVICE, core, settings, slow=performer.slow(), tasks=(performer.root,))
