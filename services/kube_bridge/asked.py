@@ -87,7 +87,7 @@ def _known(pod: Mapping[str, Any]) -> None:
     for name in sorted(resources.names(pod)):
         if name.startswith(GROUP) and name not in {GPU_MILLI, GPU_MIB}:
             raise FieldError(f"limits[{name}]", "asked for", f"{GPU_MILLI} and {GPU_MIB}")
-    for name in sorted(_annotations(pod)):
+    for name in sorted(words_of(pod)):
         word = name.removeprefix(GROUP)
         if name.startswith(GROUP) and word not in {*_WORDS, *_NO_WISH}:
             raise FieldError(_annotation(word), "said", f"{', '.join(_WORDS)}, each after {GROUP}")
@@ -144,12 +144,12 @@ def _priority(pod: Mapping[str, Any]) -> int:
 
 
 def _realtime(pod: Mapping[str, Any]) -> dict[str, Any]:
-    annotations = _annotations(pod)
-    said = {word: annotations[f"{GROUP}{word}"] for word in _WORDS if f"{GROUP}{word}" in annotations}
+    found = words_of(pod)
+    said = {word: found[f"{GROUP}{word}"] for word in _WORDS if f"{GROUP}{word}" in found}
     return {_WORDS[word]: _value(word, text) for word, text in said.items()}
 
 
-def _annotations(pod: Mapping[str, Any]) -> Mapping[str, str]:
+def words_of(pod: Mapping[str, Any]) -> Mapping[str, str]:
     return pod["metadata"].get("annotations") or {}
 
 

@@ -15,8 +15,10 @@ from typing import Any, Final
 from aiohttp import web
 
 from services.kube_bridge import sentences
+from services.kube_bridge.asked import words_of
 from services.kube_bridge.calls import Answer, BindAsked, FilterAsked
 from services.kube_bridge.scheduling import refuse
+from services.kube_bridge.seen import PodSeen
 from services.kube_bridge.settings import KubeBridgeSettings
 from shared.log import Logger
 
@@ -24,6 +26,9 @@ LARGEST: Final = 8 << 20
 """Bytes of a call: a pod of 1.5 MiB, and 5,000 names of 253."""
 BEYOND_US: Final = 500_000
 """What the core has beyond its own limits to settle how something ended."""
+
+UNREADABLE: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError, web.HTTPException)
+"""What a body raises that is not what kube-scheduler sends."""
 
 
 class Extender:
@@ -72,10 +77,8 @@ class Extender:
         token = self._calls
         try:
             body = await request.json()
-            pod, names = body["Pod"], body["NodeNames"]
-            _ = pod["metadata"]["uid"], pod["metadata"]["name"], pod["metadata"]["namespace"], pod["spec"]
-            call = FilterAsked(token, pod, tuple(map(str, names)))
-        except (ValueError, LookupError, TypeError, web.HTTPException) as error:
+            call = FilterAsked(token, _shaped(body["Pod"]), tuple(map(str, body["NodeNames"])))
+        except UNREADABLE as error:
             return self._malformed(FilterAsked(token, {}, ()), error)
         return await self._answered(call, self._settings.filter_us)
 
@@ -86,7 +89,7 @@ class Extender:
             body = await request.json()
             words = [body[name] for name in ("PodNamespace", "PodName", "PodUID", "Node")]
             call = BindAsked(token, *map(str, words))
-        except (ValueError, LookupError, TypeError, web.HTTPException) as error:
+        except UNREADABLE as error:
             return self._malformed(BindAsked(token, "", "", "", ""), error)
         return await self._answered(call, self._settings.bind_us)
 
@@ -112,6 +115,15 @@ class Extender:
     async def _healthz(self, _: web.Request) -> web.Response:
         health = self.health()
         return web.Response(text=f"{health}\n", status=200 if health == "ok" else 503)
+
+
+def _shaped(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The pod, if it has the shape of one: what the core may rely on. Raises one of UNREADABLE."""
+    PodSeen.of(pod, "")
+    texts = [*(pod["metadata"][name] for name in ("uid", "name", "namespace")), *words_of(pod).values()]
+    if not all(isinstance(text, str) for text in texts) or not isinstance(pod["spec"].get("priority") or 0, int):
+        raise TypeError("text and a whole number in metadata and priority")
+    return pod
 
 
 def _json(body: Mapping[str, Any]) -> web.Response:

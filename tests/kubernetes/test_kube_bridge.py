@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -255,3 +256,41 @@ async def test_the_facts_of_nodes_are_told_on_the_bus(bridged: Bridged, kube: Ku
     assert 64 == heard["told"].foreign_memory_mib
     kube.admin.delete("/api/v1/nodes/told")
     await until(lambda: heard["told"].gone, 20)
+
+
+async def test_KU32_an_api_server_that_dies_and_comes_back_is_followed_on(
+    bridged: Bridged, kube: KubeCluster, pods: str
+) -> None:
+    extender = await started(bridged, "k1")
+    found = [kube.admin.create(pods, pod(name, gpu_milli="250")) for name in ("one", "two")]
+    for each in found:
+        await held(extender, each, "k1")
+    await asyncio.to_thread(kube.apiserver.restart)
+    await until(lambda: "the API server is not heard" in extender.process.log, 30)
+    kube.admin.delete(f"{pods}/one", grace_s=0)
+    await bridged.reach(found[0]["metadata"]["uid"], "released")
+    await asyncio.to_thread(kube.etcd.restart)
+    await asyncio.to_thread(kube.apiserver.wait_ready)
+    kube.admin.delete(f"{pods}/two", grace_s=0)
+    await bridged.reach(found[1]["metadata"]["uid"], "released")
+
+
+async def test_KU29_a_watch_that_dies_without_a_word_is_begun_anew(
+    bridged: Bridged, kube: KubeCluster, pods: str
+) -> None:
+    await bridged.add_node("k1", 1)
+    await asyncio.to_thread(bridged.placer)
+    extender = await asyncio.to_thread(
+        lambda: bridged.bridge(LAXITY_KUBE_BRIDGE_API_SILENCE_US="2000000", LAXITY_KUBE_BRIDGE_API_TIMEOUT_US="1000000")
+    )
+    await until(lambda: "the extender listens" in extender.process.log, 20)
+    found = kube.admin.create(pods, pod("one", gpu_milli="250"))
+    await until(lambda: bool(extender.filter(found, ["k1"])["NodeNames"]), 20)
+    kube.apiserver.signal(signal.SIGSTOP)
+    try:
+        await until(lambda: "the API server is not heard" in extender.process.log, 30)
+    finally:
+        kube.apiserver.signal(signal.SIGCONT)
+    await asyncio.to_thread(kube.apiserver.wait_ready)
+    kube.admin.delete(f"{pods}/one", grace_s=0)
+    await bridged.reach(found["metadata"]["uid"], "released")
