@@ -33,14 +33,11 @@ class View:
         self.world = 0
         self.live: dict[str, Known] = {}
         """By request id: those that are not final."""
+        self.nodes: set[str] = set()
+        """Those that the node list knows."""
         self.counters: Counter[str] = Counter()
         self._held: dict[str, frozenset[object]] = {}
         self._facts: dict[str, Any] = {}
-
-    @property
-    def nodes(self) -> set[str]:
-        """Those that the node list knows."""
-        return {decode(key.removeprefix("node.")) for key in self._facts}
 
     def lost(self) -> None:
         """Nothing is heard any more: what is known may be old."""
@@ -55,7 +52,7 @@ class View:
                 del self._held[key]
         if event.bucket == NODES:
             for key in self._facts.keys() - event.keys:
-                del self._facts[key]
+                self._node_gone(key)
         self.world += 1
         self.loaded.add(event.bucket)
 
@@ -73,11 +70,17 @@ class View:
 
     def _facts_changed(self, change: KeyChanged) -> None:
         if change.value is None:
-            self.world += self._facts.pop(change.key, None) is not None
+            self._node_gone(change.key)
             return
-        shown = _shown(NodeFacts.trusted(change.value))
+        node, shown = decode(change.key.removeprefix("node.")), _shown(NodeFacts.trusted(change.value))
         self.world += self._facts.get(change.key) != shown
         self._facts[change.key] = shown
+        self.nodes.add(node)
+
+    def _node_gone(self, key: str) -> None:
+        if self._facts.pop(key, None) is not None:
+            self.nodes.discard(decode(key.removeprefix("node.")))
+            self.world += 1
 
     def _reservations_changed(self, change: KeyChanged) -> None:
         now = (
