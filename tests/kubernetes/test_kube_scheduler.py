@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import http.client
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -16,14 +19,17 @@ from services.kube_bridge import sentences
 from shared.bus import Bus
 from shared.settings import ServiceSettings
 from shared.testing.nats_server import NatsServer
-from shared.testing.wait import until
-from tests.kubernetes.api import Json
+from shared.testing.service_process import ServiceProcess
+from shared.testing.wait import eventually, until
+from tests.kubernetes.api import ApiRefusedError, Json
 from tests.kubernetes.bridged import Bridged, Extender, condition, pod
 from tests.kubernetes.cluster import KubeCluster
+from tests.kubernetes.parts import free_port
 from tests.kubernetes.profile import profile
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(240)]
 
+T = TypeVar("T")
 SOFT = {"deadline": "50ms", "kind": "soft"}
 
 
@@ -31,18 +37,25 @@ class Scheduled(Bridged):
     """With a kube-scheduler of its own."""
 
     extender: Extender
+    decides: ServiceProcess
+    port: int
 
     async def start(self, *nodes: str, devices: int = 1, **node: str) -> None:
         for name in nodes:
             await self.add_node(name, devices)
             self.kube.add_node(name, node)
-        _, self.extender = await asyncio.gather(
-            asyncio.to_thread(self.placer, "p1", "kubernetes"), asyncio.to_thread(self.bridge)
+        self.port = free_port()
+        self.decides, self.extender = await asyncio.gather(
+            asyncio.to_thread(self.placer, "p1", "kubernetes"), asyncio.to_thread(self.bridge_again)
         )
         await until(lambda: "the extender listens" in self.extender.process.log, 20)
         part = self.kube.scheduler(profile(self.extender.url), name=f"scheduler-{self.folder.name}")
         self._stack.callback(part.kill)
         self._nodes = nodes
+
+    def bridge_again(self) -> Extender:
+        """On the port that kube-scheduler knows."""
+        return self.bridge(LAXITY_KUBE_BRIDGE_EXTENDER_PORT=str(self.port))
 
     def end(self) -> None:
         for name in self._nodes:
@@ -138,6 +151,7 @@ async def test_KU14_a_pod_that_fits_nowhere_says_why_in_one_clause_and_its_numbe
     impossible = {"deadline": "50ms", "runtime": "60ms", "kind": "firm"}
     kube.admin.create(pods, pod("impossible", impossible, gpu_milli="500"))
     await until(lambda: scheduled(kube.admin.get(f"{pods}/impossible")).get("reason") == "Unschedulable", 40)
+    await until(lambda: condition(kube.admin.get(f"{pods}/impossible")) != {}, 20)
     found = kube.admin.get(f"{pods}/impossible")
     message = scheduled(found)["message"]
 
@@ -203,3 +217,61 @@ async def test_a_pod_that_was_refused_is_tried_again_once_something_is_free(
     await cluster.reach(first["metadata"]["uid"], "exited", "released")
 
     assert "k1" == (await cluster.until_bound(f"{pods}/second", 30))["spec"]["nodeName"]
+
+
+async def test_whatever_dies_while_pods_come_and_go_each_is_bound_once_and_the_ledger_has_them(
+    cluster: Scheduled, kube: KubeCluster, pods: str
+) -> None:
+    await cluster.start("k1", "k2", "k3", "k4", devices=8)
+    second = await asyncio.to_thread(cluster.placer, "p2", "kubernetes")
+
+    async def deaths() -> None:
+        await asyncio.sleep(1)
+        cluster.extender.process.kill()
+        await asyncio.sleep(1)
+        await asyncio.to_thread(cluster.bridge_again)
+        await asyncio.sleep(1)
+        cluster.decides.kill()
+        await asyncio.sleep(1)
+        await asyncio.to_thread(kube.apiserver.restart)
+        await asyncio.to_thread(cluster.placer, "p3", "kubernetes")
+        await asyncio.sleep(1)
+        second.kill()
+
+    dying = asyncio.create_task(deaths())
+    made = []
+    for number in range(60):
+        made.append(await persist(lambda name=f"p{number}": kube.admin.create(pods, pod(name, gpu_milli="500"))))
+        if number % 6 == 5:
+            await persist(lambda name=f"p{number - 3}": kube.admin.delete(f"{pods}/{name}", grace_s=0))
+            made = [each for each in made if each["metadata"]["name"] != f"p{number - 3}"]
+        await asyncio.sleep(0.1)
+    await dying
+    found = [await cluster.until_bound(f"{pods}/{each['metadata']['name']}", 120) for each in made]
+    for each in made:
+        await cluster.reach(each["metadata"]["uid"], "started")
+    given = Counter(each["metadata"]["annotations"]["laxity.dev/devices"] for each in found)
+    assert max(given.values()) <= 2, "no device has more than it can"
+
+    async def ledger_is_as_the_pods_are() -> bool:
+        held = Counter([uid for node in ("k1", "k2", "k3", "k4") for uid in await cluster.reserved(node)])
+        return held == Counter(each["metadata"]["uid"] for each in found)
+
+    await eventually(lambda: _true(ledger_is_as_the_pods_are()), 60)
+    records = [await cluster.record(each["metadata"]["uid"]) for each in found]
+    assert [each["spec"]["nodeName"] for each in found] == [r.replicas[0].node for r in records if r]
+
+
+async def _true(found: Awaitable[bool]) -> bool | None:
+    return await found or None
+
+
+async def persist(ask: Callable[[], T]) -> T:
+    """As clients do while the API server is away."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return await asyncio.to_thread(ask)
+        except (OSError, http.client.HTTPException, ApiRefusedError):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.2)
