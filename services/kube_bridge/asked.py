@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from services.kube_bridge import resources
+from services.kube_bridge.gangs import Gang, gang_of
 from shared.errors import FieldError
 from shared.messages import PlaceRequest
 from shared.subjects import MAX_NAME_BYTES
@@ -28,7 +29,7 @@ NVIDIA: Final = "nvidia.com/"
 
 _TIMES: Final = {"deadline": "deadline_us", "period": "period_us", "runtime": "runtime_us"}
 _WORDS: Final = {**_TIMES, "kind": "kind", "guarantee": "guarantee", "gate": "gate", "profile": "profile"}
-_NO_WISH: Final = {"devices", "labels", "generation", "gang", "gang-size"}
+_NO_WISH: Final = {"devices", "labels", "generation"}
 """Annotations of ours that say nothing of what the pod asks for."""
 _MILLI_ALLOWED: Final = "a whole number from 1 to 1000, or a multiple of 1000"
 _MOST_PRIORITY: Final = 1_000_000
@@ -48,6 +49,7 @@ class Asked:
 
     request: PlaceRequest
     kind: str
+    gang: Gang | None = None
 
 
 def asked(pod: Mapping[str, Any], terms: Terms) -> Asked | None:
@@ -71,10 +73,10 @@ def asked(pod: Mapping[str, Any], terms: Terms) -> Asked | None:
     }
     if realtime:
         common["realtime"] = realtime | _profile(pod, realtime)
-    meta = pod["metadata"]
+    meta, gang = pod["metadata"], gang_of(pod)
     mine = {"namespace": meta["namespace"], "name": meta["name"], "uid": meta["uid"]}
     body = common | {"request_id": meta["uid"], "name": meta["name"], "pods": [mine]}
-    return Asked(_request(body), json.dumps(common, sort_keys=True))
+    return Asked(_request(body), json.dumps(common | {"gang": gang and gang.size}, sort_keys=True), gang)
 
 
 def wants(pod: Mapping[str, Any]) -> bool:

@@ -52,8 +52,8 @@ class Core:
         self._instance, self._subjects = instance, subjects
         self.view = View()
         self.conditions = Conditions(condition_us)
-        self.scheduling = Scheduling(self.view, self.conditions, terms, verdict_us)
         self.releasing = Releasing(self.view, patience_us)
+        self.scheduling = Scheduling(self.view, self.releasing.pods, self.conditions, terms, verdict_us)
         self.facts = Facts(subjects, self.view)
         self.shown: set[str] = set()
         """Kinds that the API server has listed, and is being heard about."""
@@ -107,7 +107,7 @@ class Core:
 
     def story(self, id: str) -> list[str]:  # noqa: A002  # the word of the interface
         """What is known of one pod, by its uid."""
-        pod, known, hold = self.releasing.pods.get(id), self.view.live.get(id), self.scheduling.holds.get(id)
+        pod, known, hold = self.releasing.pods.get(id), self.view.of_pod(id), self.scheduling.holds.get(id)
         return [f"{word}: {each}" for word, each in (("pod", pod), ("ledger", known), ("held", hold)) if each]
 
     # --- the scheduler ---
@@ -120,12 +120,12 @@ class Core:
     def _bind(self, call: BindAsked) -> list[Effect]:
         if self.missing:
             return [refuse(call, sentences.NOT_LOADED)]
-        return self.scheduling.bind(call, self.releasing.pods.get(call.uid))
+        return self.scheduling.bind(call)
 
     def _place_answered(self, event: PlaceAnswered) -> list[Effect]:
+        pods, reply = self.scheduling.asked_for(event.token), event.reply
         effects = self.scheduling.place_answered(event, self.now_us)
-        reply = event.reply
-        if reply is not None and reply.request_id is not None and self.releasing.is_over(reply.request_id):
+        if reply is not None and reply.request_id is not None and any(self.releasing.is_over(uid) for uid in pods):
             effects.append(AskRelease(reply.request_id))
         return effects
 
@@ -205,7 +205,7 @@ class Core:
         if self.missing:
             return []
         if tick.name == SOON:
-            nudges = self.scheduling.nudging.tick(self.view.world, self.now_us)
+            nudges = self.scheduling.tick(self.now_us)
             told = self.facts.tick(self.releasing.pods, tick.wall_us)
             return [*self.releasing.tick(self.now_us), *nudges, *told]
         effects, new = self.releasing.compare(self.now_us)

@@ -82,8 +82,8 @@ class Facts:
         )
 
     def _facts(self, node: NodeSeen, pods: Mapping[str, PodSeen], wall_us: int) -> KubeNodeFacts:
-        ours = {pod.uid for known in self._view.live.values() if known.node == node.name for pod in known.pods}
-        foreign = [pods[uid] for uid in self._on_node[node.name] - ours if not pods[uid].made_by_us]
+        there = [pods[uid] for uid in self._on_node[node.name]]
+        foreign = [pod for pod in there if not pod.made_by_us and not self._reserved(pod.uid, node.name)]
         return KubeNodeFacts(
             node=node.name,
             at_us=wall_us,
@@ -100,6 +100,10 @@ class Facts:
             conditions=dict(node.conditions),
             publishes_ours=node.publishes_ours,
         )
+
+    def _reserved(self, uid: str, node: str) -> bool:
+        known = self._view.of_pod(uid)
+        return known is not None and known.site(uid).node == node
 
 
 def _sum(found: list[int | None]) -> int | None:

@@ -29,6 +29,11 @@ class _Refused:
     world: int
 
 
+def nudge(subject: Subject, condition: Condition) -> Effect:
+    """The pod says what it said."""
+    return WriteCondition(subject.namespace, subject.name, subject.uid, condition, turned=False, probed=True)
+
+
 class Nudging:
     """Those refused last come last, so that each has its turn."""
 
@@ -56,11 +61,8 @@ class Nudging:
             of_kind[each.key] = of_kind.get(each.key, 0) + 1
             if of_kind[each.key] > OF_A_KIND:
                 continue
-            subject = each.subject
-            effects.append(
-                WriteCondition(subject.namespace, subject.name, uid, each.condition, turned=False, probed=True)
-            )
-            self.refused(subject, each.condition, each.key, each.world)
+            effects.append(nudge(each.subject, each.condition))
+            self.refused(each.subject, each.condition, each.key, each.world)
             if len(effects) == AT_ONCE:
                 break
         return effects

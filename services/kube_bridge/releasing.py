@@ -61,7 +61,7 @@ class Releasing:
     def over(self, uid: str, now_us: int) -> list[Effect]:
         """A hold is of no use any more at once."""
         self._over.setdefault(uid, now_us)
-        known = self.view.live.get(uid)
+        known = self.view.of_pod(uid)
         return self._release(known) if known is not None and known.state not in _RUNS else []
 
     def is_over(self, uid: str) -> bool:
@@ -73,7 +73,7 @@ class Releasing:
         """Those that are over and still in the ledger."""
         effects: list[Effect] = []
         for uid, since_us in list(self._over.items()):
-            known = self.view.live.get(uid)
+            known = self.view.of_pod(uid)
             if known is not None and now_us - since_us >= self.patience_us:
                 effects += self._release(known)
             elif known is None and now_us - since_us > 10 * self.patience_us:
@@ -83,8 +83,7 @@ class Releasing:
     def compare(self, now_us: int) -> tuple[list[Effect], list[Drift]]:
         """Everything in the ledger against all pods; what to do, and which differences are new."""
         effects: list[Effect] = []
-        for known in list(self.view.live.values()):
-            pod = known.pods[0]
+        for known, pod in [(each, pod) for each in self.view.live.values() for pod in each.pods]:
             seen = self.pods.get(pod.uid)
             if seen is None and known.request_id not in self._asked:
                 effects.append(LookAtPod(pod.namespace, pod.name, pod.uid))
@@ -101,14 +100,16 @@ class Releasing:
     # --- releases ---
 
     def _release(self, known: Known) -> list[Effect]:
-        if known.state in _LEAVES or known.request_id in self._asked or not self._all_over(known):
+        if known.state in _LEAVES or known.request_id in self._asked or not self._is_over(known):
             return []
         self._asked.add(known.request_id)
         self.counters["releases.asked"] += 1
         return [AskRelease(known.request_id)]
 
-    def _all_over(self, known: Known) -> bool:
-        return all(pod.uid in self._over for pod in known.pods)
+    def _is_over(self, known: Known) -> bool:
+        """A gang that runs is over when all of it is; one that is only held can never be whole any more."""
+        over = [pod.uid in self._over for pod in known.pods]
+        return all(over) if known.state in _RUNS else any(over)
 
     def answered(self, event: ReleaseAnswered) -> None:
         """Where nobody answered the next tick asks again."""
@@ -117,11 +118,10 @@ class Releasing:
     # --- differences ---
 
     def _differences(self) -> Iterator[tuple[tuple[str, str], Drift]]:
-        by_uid: Mapping[str, Known] = {pod.uid: known for known in self.view.live.values() for pod in known.pods}
         for uid, pod in self.pods.items():
             if not (pod.ours and pod.wants) or pod.ended:
                 continue
-            if kind := _difference(pod, by_uid.get(uid)):
+            if kind := _difference(pod, self.view.of_pod(uid)):
                 text = f"{pod.namespace}/{pod.name} ({uid}): {_WORDS[kind]}"
                 yield (kind, uid), Drift(kind, uid, text)
 
@@ -152,6 +152,7 @@ def _difference(pod: PodSeen, known: Known | None) -> str | None:
         return None
     if known.state not in _RUNS:
         return None if known.state in _LEAVES else "not_ours"
-    if pod.node != known.node:
-        return "other_node"
-    return "other_devices" if set((pod.devices or "").split(",")) != set(known.devices) else None
+    site = known.site(pod.uid)
+    if pod.node != site.node:
+        return "other_node" if site.node is not None else None
+    return "other_devices" if set((pod.devices or "").split(",")) != set(site.devices) else None

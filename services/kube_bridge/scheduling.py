@@ -27,13 +27,14 @@ from services.kube_bridge.calls import (
     PodLooked,
 )
 from services.kube_bridge.conditions import Conditions, Subject
-from services.kube_bridge.nudging import Nudging
-from services.kube_bridge.seen import PodSeen
+from services.kube_bridge.gangs import Gang, Member, members, together
+from services.kube_bridge.nudging import Nudging, nudge
+from services.kube_bridge.seen import Condition, PodSeen
 from services.kube_bridge.verdicts import Key, Refusal, Verdicts
 from services.kube_bridge.view import View
 from shared.effects import Effect
 from shared.errors import FieldError
-from shared.messages import PlaceReply, State
+from shared.messages import PlaceReply, PlaceRequest, Pod, State
 
 REMEMBERED: Final = 10_000
 """Answers to filter that a bind may follow."""
@@ -42,10 +43,13 @@ _PLACED: Final = {State.HELD, State.PLACED, State.STARTED}
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """What filter answered last for a pod; generation 0: it asks for nothing of ours."""
+    """What filter answered last for a pod, or would; generation 0: it asks for nothing of ours."""
 
     node: str
     generation: int
+    request_id: str = ""
+    until_us: int = 0
+    """By then the placers may have given it to others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class _Filtering:
     offered: tuple[str, ...]
     key: Key
     world: int
+    pods: tuple[Pod, ...]
+    """For each replica of the request that was made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,11 @@ class _Binding:
 class Scheduling:
     """`holds` outlives nothing: another bridge, or the next start, reads the same from the ledger."""
 
-    def __init__(self, view: View, conditions: Conditions, terms: Terms, verdict_us: int) -> None:
+    def __init__(
+        self, view: View, pods: Mapping[str, PodSeen], conditions: Conditions, terms: Terms, verdict_us: int
+    ) -> None:
+        """`pods`: all that the API server has shown, by uid."""
+        self._pods = pods
         self._view, self._conditions, self._terms = view, conditions, terms
         self._verdicts = Verdicts(verdict_us)
         self.nudging = Nudging(self._verdicts)
@@ -73,6 +83,7 @@ class Scheduling:
         self._binding: dict[int, _Binding] = {}
         self.counters: Counter[str] = Counter()
         self.holds: OrderedDict[str, Hold] = OrderedDict()
+        self._incomplete_gangs: dict[Gang, tuple[Subject, Condition]] = {}
         self.unfit: set[str] = set()
         """Nodes that publish our resources themselves."""
 
@@ -90,6 +101,13 @@ class Scheduling:
             self.counters["filter.plain"] += 1
             self._remember(subject.uid, Hold("", 0))
             return [self._passes(call.token, call.nodes)]
+        if wanted.gang is not None and (node := self._with_its_gang(subject.uid, call.nodes, now_us)):
+            self.counters["filter.with_its_gang"] += 1
+            return [self._passes(call.token, (node,))]
+        request = wanted.request if wanted.gang is None else self._whole(wanted.request, wanted.gang, subject.uid)
+        if request is None:
+            assert wanted.gang is not None
+            return self._incomplete(call, subject, wanted.gang, now_us)
         known = frozenset(self._view.nodes.intersection(call.nodes) - self.unfit)
         key = (wanted.kind, known)
         if not known:
@@ -100,8 +118,42 @@ class Scheduling:
             self.nudging.refused(subject, verdict.condition, key, verdict.world)
             said = self._conditions.say(subject, verdict.condition, now_us)
             return [self._none(call.token, call.nodes, verdict.sentence, known), *said]
-        self._filtering[call.token] = _Filtering(subject, call.nodes, key, self._view.world)
-        return [AskPlace(call.token, wanted.request.model_copy(update={"candidates": tuple(sorted(known))}))]
+        self._filtering[call.token] = _Filtering(subject, call.nodes, key, self._view.world, request.pods or ())
+        return [AskPlace(call.token, request.model_copy(update={"candidates": tuple(sorted(known))}))]
+
+    def _with_its_gang(self, uid: str, offered: tuple[str, ...], now_us: int) -> str | None:
+        """The node that it got when another of its gang was asked about: to ask again would move them all."""
+        hold = self.holds.get(uid)
+        if hold is None or not hold.generation or hold.until_us <= now_us:
+            hold = self._from_ledger(uid)
+        return hold.node if hold is not None and hold.node in offered else None
+
+    def _whole(self, request: PlaceRequest, gang: Gang, uid: str) -> PlaceRequest | None:
+        """The request for its whole gang; None while some of that are missing."""
+        found = self._members(gang)
+        if found is None or uid not in {each.uid for each in found}:
+            return None
+        return together(request, gang, found)
+
+    def _members(self, gang: Gang) -> tuple[Member, ...] | None:
+        return members(gang, (pod.member for pod in self._pods.values() if pod.member is not None))
+
+    def tick(self, now_us: int) -> list[Effect]:
+        """Pods that are to be tried again: what became free, gangs that have become whole."""
+        effects = self.nudging.tick(self._view.world, now_us)
+        for gang, (subject, condition) in list(self._incomplete_gangs.items()):
+            if self._members(gang) is not None:
+                del self._incomplete_gangs[gang]
+                effects.append(nudge(subject, condition))
+        return effects
+
+    def _incomplete(self, call: FilterAsked, subject: Subject, gang: Gang, now_us: int) -> list[Effect]:
+        """Whoever comes last asks for all; where that one was asked about before all were seen, it is nudged."""
+        self.counters["filter.gang_incomplete"] += 1
+        condition = sentences.plain("GangIncomplete", sentences.GANG)
+        self._incomplete_gangs[gang] = (subject, condition)
+        said = self._conditions.say(subject, condition, now_us)
+        return [self._none(call.token, call.nodes, sentences.GANG), *said]
 
     def _nothing_known(self, call: FilterAsked, subject: Subject, key: Key, now_us: int) -> list[Effect]:
         self.counters["filter.no_node"] += 1
@@ -109,6 +161,11 @@ class Scheduling:
         self.nudging.refused(subject, condition, key, self._view.world)
         said = self._conditions.say(subject, condition, now_us)
         return [self._none(call.token, call.nodes, sentences.NOT_OURS), *said]
+
+    def asked_for(self, token: int) -> list[str]:
+        """Uids of the pods that a call's request is for."""
+        asked = self._filtering.get(token)
+        return [pod.uid for pod in asked.pods] if asked is not None else []
 
     def place_answered(self, event: PlaceAnswered, now_us: int) -> list[Effect]:
         asked = self._filtering.pop(event.token, None)
@@ -120,17 +177,21 @@ class Scheduling:
             return [_unfiltered(event.token, sentences.NO_ANSWER)]
         self.counters[f"filter.{reply.outcome}"] += 1
         if reply.outcome in _PLACED and reply.placements and reply.generation:
-            return self._held(event.token, asked, reply)
+            return self._held(event.token, asked, reply, now_us)
         if reply.outcome == State.REJECTED:
             return self._rejected(event.token, asked, reply, now_us)
         return self._odd(event.token, asked, reply, now_us)
 
-    def _held(self, token: int, asked: _Filtering, reply: PlaceReply) -> list[Effect]:
-        node = reply.placements[0].node
+    def _held(self, token: int, asked: _Filtering, reply: PlaceReply, now_us: int) -> list[Effect]:
+        assert reply.generation is not None
+        assert reply.request_id is not None
+        until_us = now_us + self._terms.hold_us // 2
+        for each in reply.placements:
+            uid = asked.pods[each.replica].uid
+            self._remember(uid, Hold(each.node, reply.generation, reply.request_id, until_us))
+        node = self.holds[asked.subject.uid].node
         if node not in asked.offered:
             return [self._none(token, asked.offered, sentences.ELSEWHERE)]
-        assert reply.generation is not None
-        self._remember(asked.subject.uid, Hold(node, reply.generation))
         return [self._passes(token, (node,))]
 
     def _rejected(self, token: int, asked: _Filtering, reply: PlaceReply, now_us: int) -> list[Effect]:
@@ -155,9 +216,8 @@ class Scheduling:
 
     # --- bind ---
 
-    def bind(self, call: BindAsked, pod: PodSeen | None) -> list[Effect]:
-        """`pod`: as the API server has shown it so far."""
-        hold = self.holds.get(call.uid) or self._from_ledger(call.uid)
+    def bind(self, call: BindAsked) -> list[Effect]:
+        hold, pod = self.holds.get(call.uid) or self._from_ledger(call.uid), self._pods.get(call.uid)
         if hold is None and pod is not None and not pod.wants:
             hold = Hold("", 0)
         if hold is None or (hold.generation and hold.node != call.node):
@@ -166,12 +226,13 @@ class Scheduling:
         if not hold.generation:
             return [BindPlain(call.token, call.namespace, call.name, call.uid, call.node)]
         self._binding[call.token] = _Binding(call)
-        return [AskConfirm(call.token, call.uid, hold.generation)]
+        return [AskConfirm(call.token, hold.request_id, hold.generation)]
 
     def _from_ledger(self, uid: str) -> Hold | None:
         """Another bridge may have answered filter, or this one before it was started anew."""
-        known = self._view.live.get(uid)
-        return Hold(known.node, known.generation) if known is not None and known.node is not None else None
+        known = self._view.of_pod(uid)
+        node = known.site(uid).node if known is not None else None
+        return Hold(node, known.generation, known.request_id) if known is not None and node is not None else None
 
     def confirm_answered(self, event: ConfirmAnswered, now_us: int) -> list[Effect]:
         binding = self._binding.pop(event.token, None)
@@ -212,6 +273,8 @@ class Scheduling:
         """The pod is gone."""
         self.holds.pop(uid, None)
         self.nudging.forget(uid)
+        for gang in [gang for gang, (subject, _) in self._incomplete_gangs.items() if subject.uid == uid]:
+            del self._incomplete_gangs[gang]
 
     # --- answers ---
 

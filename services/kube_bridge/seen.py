@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from services.kube_bridge import resources
 from services.kube_bridge.asked import DEVICES, GROUP, NVIDIA, wants
+from services.kube_bridge.gangs import Member, gang_of
 from shared.errors import FieldError
 from shared.units import MIB
 
@@ -52,6 +53,8 @@ class PodSeen:
     made_by_us: bool = False
     """Our backend made it: the ledger has its reservation under an id of its own."""
     says: Condition | None = None
+    member: Member | None = None
+    """Of a gang; None also where its labels cannot be read."""
 
     @classmethod
     def of(cls, pod: Mapping[str, Any], scheduler: str) -> PodSeen:
@@ -70,6 +73,7 @@ class PodSeen:
             nvidia_gpus=_unless_unreadable(_nvidia_gpus, pod) or 0,
             made_by_us=spec.get("schedulerName") == DIRECT,
             says=condition_of(pod),
+            member=_member(pod),
         )
 
 
@@ -118,6 +122,18 @@ def condition_of(pod: Mapping[str, Any]) -> Condition | None:
         if one["type"] == CONDITION:
             return Condition(one["status"], one.get("reason") or "", one.get("message") or "")
     return None
+
+
+def _member(pod: Mapping[str, Any]) -> Member | None:
+    try:
+        gang = gang_of(pod)
+    except FieldError:
+        return None
+    if gang is None:
+        return None
+    meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
+    taken = spec.get("nodeName") or status.get("phase") in _ENDED or "deletionTimestamp" in meta
+    return Member(meta["uid"], meta["name"], gang, not taken)
 
 
 def _nvidia_gpus(pod: Mapping[str, Any]) -> int:

@@ -13,16 +13,26 @@ from shared.subjects import LEDGER, NODES, decode, request_key
 
 
 @dataclass(frozen=True, slots=True)
+class Site:
+    """Where one pod has its place; None where it has none."""
+
+    node: str | None
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Known:
-    """A request that is for pods, as its record says."""
+    """A request that is for pods, as its record says: `sites` are those of its pods, in their order."""
 
     request_id: str
     state: State
     final: bool
     pods: tuple[Pod, ...]
     generation: int
-    node: str | None
-    devices: tuple[str, ...]
+    sites: tuple[Site, ...]
+
+    def site(self, uid: str) -> Site:
+        return next(site for pod, site in zip(self.pods, self.sites, strict=True) if pod.uid == uid)
 
 
 class View:
@@ -33,6 +43,7 @@ class View:
         self.world = 0
         self.live: dict[str, Known] = {}
         """By request id: those that are not final."""
+        self._of_pod: dict[str, str] = {}
         self.nodes: set[str] = set()
         """Those that the node list knows."""
         self.counters: Counter[str] = Counter()
@@ -47,7 +58,7 @@ class View:
         """Keys that are not named are gone."""
         if event.bucket == LEDGER:
             for request_id in [name for name in self.live if request_key(name) not in event.keys]:
-                del self.live[request_id]
+                self._forget(request_id)
             for key in self._held.keys() - event.keys:
                 del self._held[key]
         if event.bucket == NODES:
@@ -93,18 +104,28 @@ class View:
         request_id = decode(change.key.removeprefix("request."))
         known = _known(RequestRecord.trusted(change.value)) if change.value else None
         if known is None or known.final:
-            self.live.pop(request_id, None)
+            self._forget(request_id)
         else:
             self.live[request_id] = known
+            self._of_pod |= {pod.uid: request_id for pod in known.pods}
+
+    def _forget(self, request_id: str) -> None:
+        known = self.live.pop(request_id, None)
+        for pod in known.pods if known else ():
+            if self._of_pod.get(pod.uid) == request_id:
+                del self._of_pod[pod.uid]
+
+    def of_pod(self, uid: str) -> Known | None:
+        """The request that a pod is part of, while that goes on."""
+        return self.live.get(self._of_pod.get(uid, ""))
 
 
 def _known(record: RequestRecord) -> Known | None:
     if record.body is None or not record.body.pods:
         return None
-    first = record.replicas[0]
-    return Known(
-        record.request_id, record.state, record.final, record.body.pods, first.generation, first.node, first.devices
-    )
+    newest = max(each.generation for each in record.replicas)
+    sites = tuple(Site(each.node, each.devices) for each in record.replicas)
+    return Known(record.request_id, record.state, record.final, record.body.pods, newest, sites)
 
 
 def _shown(facts: NodeFacts) -> object:
