@@ -55,7 +55,7 @@ class Nudging:
         """Nobody of whose kind was refused since something became free."""
         effects: list[Effect] = []
         of_kind: dict[Key, int] = {}
-        for uid, each in list(self._refused.items()):
+        for each in list(self._refused.values()):
             if each.world == world or self._verdicts.get(each.key, world, now_us) is not None:
                 continue
             of_kind[each.key] = of_kind.get(each.key, 0) + 1
