@@ -52,9 +52,9 @@ class Core:
         self._instance, self._subjects = instance, subjects
         self.view = View()
         self.conditions = Conditions(condition_us)
-        self.releasing = Releasing(self.view, patience_us)
-        self.scheduling = Scheduling(self.view, self.releasing.pods, self.conditions, terms, verdict_us)
         self.facts = Facts(subjects, self.view)
+        self.releasing = Releasing(self.view, self.facts.nodes, patience_us)
+        self.scheduling = Scheduling(self.view, self.releasing.pods, self.conditions, terms, verdict_us)
         self.shown: set[str] = set()
         """Kinds that the API server has listed, and is being heard about."""
         self.now_us = 0

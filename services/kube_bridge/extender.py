@@ -24,6 +24,8 @@ from shared.log import Logger
 
 LARGEST: Final = 8 << 20
 """Bytes of a call: a pod of 1.5 MiB, and 5,000 names of 253."""
+LAST_WORDS_S: Final = 1.0
+"""For calls under way when the service stops: kube-scheduler tries again."""
 BEYOND_US: Final = 500_000
 """What the core has beyond its own limits to settle how something ended."""
 
@@ -50,7 +52,7 @@ class Extender:
         app.router.add_post("/filter", self._filter)
         app.router.add_post("/bind", self._bind)
         app.router.add_get("/healthz", self._healthz)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=LAST_WORDS_S)
         await self._runner.setup()
         secret = _context(settings)
         site = web.TCPSite(self._runner, settings.extender_host, settings.extender_port, ssl_context=secret)

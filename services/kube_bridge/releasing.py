@@ -7,7 +7,7 @@ since its containers may still run. What a watch does not show is read from the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -37,6 +37,8 @@ class Releasing:
     """
 
     view: View
+    nodes: Collection[str]
+    """Of this cluster: what the ledger has on others is not ours to judge."""
     patience_us: int
     pods: dict[str, PodSeen] = field(default_factory=dict)
     """All pods of the cluster by uid."""
@@ -84,7 +86,9 @@ class Releasing:
         """Everything in the ledger against all pods; what to do, and which differences are new."""
         effects: list[Effect] = []
         for known, pod in [(each, pod) for each in self.view.live.values() for pod in each.pods]:
-            seen = self.pods.get(pod.uid)
+            seen, node = self.pods.get(pod.uid), known.site(pod.uid).node
+            if node is not None and node not in self.nodes:
+                continue
             if seen is None and known.request_id not in self._asked:
                 effects.append(LookAtPod(pod.namespace, pod.name, pod.uid))
             elif seen is not None and seen.ended:

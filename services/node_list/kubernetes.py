@@ -12,8 +12,12 @@ _BY_READY = {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "
 _KEEPS_AWAY = {"NoSchedule", "NoExecute"}
 
 
-def merged(metrics: NodeMetrics, kube: KubeNodeFacts | None, tolerated: Collection[str]) -> Mapping[str, Any]:
-    """Fields of NodeFacts. A node has what both say that it has, and foreign use is the larger of both."""
+def merged(
+    metrics: NodeMetrics, kube: KubeNodeFacts | None, tolerated: Collection[str], before: str | None = None
+) -> Mapping[str, Any]:
+    """Fields of NodeFacts. A node has what both say that it has, and foreign use is the larger of both. `before`: what
+    closed it when that was last written, which holds until Kubernetes says something.
+    """
     if kube is None:
         return {
             "labels": metrics.labels,
@@ -21,6 +25,7 @@ def merged(metrics: NodeMetrics, kube: KubeNodeFacts | None, tolerated: Collecti
             "memory_mib": metrics.memory_mib,
             "foreign_cpu_milli": metrics.foreign_cpu_milli,
             "foreign_memory_mib": metrics.foreign_memory_mib,
+            **({"closed": before} if before else {}),
         }
     return {
         "labels": kube.labels | metrics.labels,

@@ -211,7 +211,7 @@ class NodeView:
             changes=self.changes,
             events=self._pending(),
             devices=tuple(self._device_facts(device) for device in self.metrics.devices),
-            **merged(self.metrics, self.kube, tolerated),
+            **merged(self.metrics, self.kube, tolerated, self.facts.closed if self.facts else None),
         )
 
     def _facts_unheard(self, wall_us: int) -> NodeFacts | None:

@@ -276,6 +276,7 @@ async def test_KU32_an_api_server_that_dies_and_comes_back_is_followed_on(
     await asyncio.to_thread(kube.apiserver.wait_ready)
     kube.admin.delete(f"{pods}/two", grace_s=0)
     await bridged.reach(found[1]["metadata"]["uid"], "released")
+    assert 0 == await asyncio.to_thread(extender.process.stop), "with its watches open"
 
 
 async def test_KU29_a_watch_that_dies_without_a_word_is_begun_anew(

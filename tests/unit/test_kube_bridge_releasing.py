@@ -93,6 +93,12 @@ def test_KU12_what_ended_while_no_bridge_was_there_is_found_and_looked_at_first(
     assert ["u-1"] == releases(bridge.tick(SOON, 4))
 
 
+def test_what_the_ledger_has_on_nodes_of_another_cluster_is_left_alone(bridge: Bridge) -> None:
+    bridge.record(running(where="elsewhere"), State.STARTED, "elsewhere")
+
+    assert [] == [each for each in bridge.tick(COMPARE, 10) if isinstance(each, LookAtPod)]
+
+
 def test_what_a_new_list_does_not_name_is_over(bridge: Bridge) -> None:
     bridge.show(running())
     bridge.show(running("other", "u-2"))

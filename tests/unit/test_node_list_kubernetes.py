@@ -87,6 +87,23 @@ def test_facts_are_written_anew_where_kubernetes_says_something_new_and_not_for_
     assert ("cordoned", 7_000) == (facts.closed, facts.cpu_milli)
 
 
+def test_a_node_list_that_has_just_started_leaves_a_closed_node_closed_until_kubernetes_speaks() -> None:
+    first, second = (NodeView("n1", Liveness(0)) for _ in range(2))
+    first.heartbeat(metrics(), 1)
+    first.kube_says(kube(unschedulable=True))
+    second.found(first.new_facts(1, TOLERATED), 1)
+    second.heartbeat(metrics(), 1)
+
+    def closed_by_second() -> str | None:
+        facts = second.new_facts(2, TOLERATED)
+        assert facts is not None
+        return facts.closed
+
+    assert "cordoned" == closed_by_second()
+    second.kube_says(kube())
+    assert closed_by_second() is None
+
+
 def test_a_closed_node_takes_nothing_new_but_the_pods_that_kubernetes_sends() -> None:
     world = World()
     world.add_node("n1", closed="cordoned")
