@@ -113,13 +113,18 @@ class Scheduling:
         if not known:
             return self._nothing_known(call, subject, key, now_us)
         verdict = self._verdicts.get(key, self._view.world, now_us)
-        if verdict is not None:
-            self.counters["filter.known_refusal"] += 1
-            self.nudging.refused(subject, verdict.condition, key, verdict.world)
-            said = self._conditions.say(subject, verdict.condition, now_us)
-            return [self._none(call.token, call.nodes, verdict.sentence, known), *said]
+        if verdict is not None and self._from_ledger(subject.uid) is None:  # else what it holds itself may do
+            return self._known_refusal(call, subject, key, verdict, now_us)
         self._filtering[call.token] = _Filtering(subject, call.nodes, key, self._view.world, request.pods or ())
         return [AskPlace(call.token, request.model_copy(update={"candidates": tuple(sorted(known))}))]
+
+    def _known_refusal(
+        self, call: FilterAsked, subject: Subject, key: Key, verdict: Refusal, now_us: int
+    ) -> list[Effect]:
+        self.counters["filter.known_refusal"] += 1
+        self.nudging.refused(subject, verdict.condition, key, verdict.world)
+        said = self._conditions.say(subject, verdict.condition, now_us)
+        return [self._none(call.token, call.nodes, verdict.sentence, key[1]), *said]
 
     def _with_its_gang(self, uid: str, offered: tuple[str, ...], now_us: int) -> str | None:
         """The node that it got when another of its gang was asked about: to ask again would move them all."""

@@ -182,6 +182,18 @@ def test_KU09_a_refusal_is_of_one_kind_among_the_same_nodes_and_for_a_while(brid
     assert [1] == _places(bridge)
 
 
+def test_KU09_a_refusal_of_others_says_nothing_of_a_pod_that_holds_a_place_itself(bridge: Bridge) -> None:
+    """Its cycle failed after filter, and it comes again: its own hold makes room for it."""
+    bridge.hold(wanting(), "n1")
+    bridge.record(wanting(), State.HELD)
+    token, _ = bridge.filter(wanting(uid="u-2"))
+    bridge.tell(PlaceAnswered(token, rejected("u-2")))
+
+    assert [1] == _places(bridge)
+    bridge.record(wanting(), State.EXPIRED)
+    assert [] == _places(bridge)
+
+
 def _places(bridge: Bridge, nodes: tuple[str, ...] | None = None, **pod: int) -> list[int]:
     """How many requests each filter made, where it made one."""
     _, effects = bridge.filter(wanting(**pod), nodes)
