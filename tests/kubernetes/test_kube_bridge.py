@@ -199,6 +199,7 @@ async def test_KU12_what_ended_while_no_bridge_was_there_is_given_back_by_the_ne
     bridged: Bridged, kube: KubeCluster, pods: str
 ) -> None:
     extender = await started(bridged, "k1", devices=3)
+    kube.add_node("k1")  # what the ledger has on nodes of other clusters is not looked at
     found = [kube.admin.create(pods, pod(name, gpu_milli="1000")) for name in ("stays", "ends", "goes")]
     for each in found:
         await bound(extender, each, "k1")
@@ -210,6 +211,7 @@ async def test_KU12_what_ended_while_no_bridge_was_there_is_given_back_by_the_ne
     for uid in over:
         await bridged.reach(uid, "released", "exited")
     assert [stays] == await bridged.reserved("k1")
+    kube.admin.delete("/api/v1/nodes/k1")
 
 
 async def test_any_of_two_bridges_binds_what_the_other_one_held(bridged: Bridged, kube: KubeCluster, pods: str) -> None:
