@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import services.deadline_tracker.service
+import services.kube_bridge.service
 import services.monitor.service
 import services.node_list.service
 import services.placer.service
@@ -29,6 +30,7 @@ SERVICES: tuple[Service, ...] = (
     services.deadline_tracker.service.SERVICE,
     services.node_list.service.SERVICE,
     services.placer.service.SERVICE,
+    services.kube_bridge.service.SERVICE,
 )
 CONTRACT = (
     messages.PlaceRequest,
@@ -46,6 +48,7 @@ CONTRACT = (
     messages.NodeMetrics,
     messages.NodeEvent,
     messages.NodeFacts,
+    messages.KubeNodeFacts,
     messages.NodesQuery,
     messages.NodesReply,
     messages.ListDelta,

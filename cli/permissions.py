@@ -69,7 +69,7 @@ class Rules:
         events = (f"{self.prefix}.events.node.>", f"{self.prefix}.events.list.>")
         reads = self._reads(NODES, LEDGER, DEADLINES, LEARNED, EVENTS_STREAM)
         says = (*events, self._key(NODES), self._key(LEARNED), *reads)
-        hears = (f"{self.prefix}.nodes", f"{self.prefix}.metrics.*")
+        hears = (f"{self.prefix}.nodes", f"{self.prefix}.metrics.*", f"{self.prefix}.metrics.*.kube")
         return self._service("node-list", "keeps the list of nodes", says, hears)
 
     def placer(self) -> User:

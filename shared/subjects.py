@@ -123,6 +123,9 @@ class Subjects:
     def metrics(self, node: str) -> str:
         return f"{self.prefix}.metrics.{encode(node, 'node')}"
 
+    def kube_facts(self, node: str) -> str:
+        return f"{self.metrics(node)}.kube"
+
     def reply_refused(self, reply: str) -> bool:
         """True for a reply subject that could forge a message of ours or of the server, or reach many at once."""
         tokens = reply.split(".")

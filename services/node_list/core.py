@@ -38,6 +38,7 @@ from shared.lists import Device
 from shared.messages import (
     ClassStanding,
     DeadlineEvent,
+    KubeNodeFacts,
     ListDelta,
     ListsRecord,
     Message,
@@ -110,11 +111,8 @@ class Core:
 
     def _handle(self, event: object, now_us: int) -> list[Effect]:
         match event:
-            case Received(message=NodeMetrics() as metrics, subject=subject, wall_us=wall_us):
-                if subject == self.subjects.metrics(metrics.node):
-                    self._heartbeat(metrics, now_us, wall_us)
-                else:
-                    self.counters["heartbeats_of_another_node"] += 1
+            case Received(message=(NodeMetrics() | KubeNodeFacts()) as said, subject=subject, wall_us=wall_us):
+                self._said(said, subject, now_us, wall_us)
             case Received(message=DeadlineEvent() as warning):
                 view = self._view(warning.node, now_us)
                 if view.warning(warning):
@@ -146,6 +144,15 @@ class Core:
         """A node's view; one that was never heard starts its grace time now (case T6)."""
         return self.nodes.setdefault(node, NodeView(node, Liveness(now_us)))
 
+    def _said(self, said: NodeMetrics | KubeNodeFacts, subject: str, now_us: int, wall_us: int) -> None:
+        """Who may speak for a node is decided by subjects."""
+        if isinstance(said, KubeNodeFacts):
+            self._kube_says(said, of_it=subject == self.subjects.kube_facts(said.node))
+        elif subject == self.subjects.metrics(said.node):
+            self._heartbeat(said, now_us, wall_us)
+        else:
+            self.counters["heartbeats_of_another_node"] += 1
+
     def _heartbeat(self, metrics: NodeMetrics, now_us: int, wall_us: int) -> None:
         self._wall_us = max(self._wall_us, wall_us)
         view = self._view(metrics.node, now_us)
@@ -154,6 +161,16 @@ class Core:
             self.counters["heartbeats_out_of_order"] += 1
         elif view.dirty or view.liveness.state != before or view.foreign_us:
             self._rejudge(view, now_us)
+
+    def _kube_says(self, kube: KubeNodeFacts, *, of_it: bool) -> None:
+        """It says nothing of whether the node lives; of one that no monitor speaks for there is nothing to say."""
+        view = self.nodes.get(kube.node)
+        if view is None or not of_it:
+            self.counters["kube_facts_of_another_node"] += 1
+            return
+        view.kube_says(kube)
+        if view.dirty:
+            self._mark(view)
 
     def _heard(self, change: KeyChanged, now_us: int, *, watched: bool) -> None:
         try:
@@ -308,7 +325,7 @@ class Core:
         while self._unwritten and len(found) < MAX_WRITES and devices < MAX_DEVICES:
             view = self.nodes[self._unwritten.popitem(last=False)[0]]
             view.dirty = False
-            facts = view.new_facts(self._wall_us)
+            facts = view.new_facts(self._wall_us, self.policy.tolerated)
             if facts and not _same(facts, view.facts):
                 found[view.name] = facts
                 devices += len(facts.devices)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from services.node_list.kubernetes import merged
 from services.node_list.liveness import ALIVE, Liveness
 from services.node_list.standing import ClassTask, by_measure, excluded, judge
 from shared.admission import Learned
@@ -16,6 +17,7 @@ from shared.messages import (
     Device,
     DeviceFacts,
     DeviceMetrics,
+    KubeNodeFacts,
     NodeEvent,
     NodeFacts,
     NodeMetrics,
@@ -41,6 +43,8 @@ class Policy:
     return_ratio: float = 0.0
     return_us: int = 0
     """How a device comes back to a better standing: see Hysteresis."""
+    tolerated: tuple[str, ...] = ()
+    """Keys of taints that keep nothing of ours away."""
 
 
 @dataclass(slots=True)
@@ -50,6 +54,8 @@ class NodeView:
     name: str
     liveness: Liveness
     metrics: NodeMetrics | None = None
+    kube: KubeNodeFacts | None = None
+    """Where the node is one of Kubernetes."""
     facts: NodeFacts | None = None
     """As published last, or as found in rt_nodes."""
     residents: tuple[Reservation, ...] = ()
@@ -80,6 +86,12 @@ class NodeView:
         self.metrics = metrics
         self.liveness.heartbeat(metrics, now_us)
         return True
+
+    def kube_says(self, kube: KubeNodeFacts) -> None:
+        timeless = {"at_us": 0}
+        known = self.kube and self.kube.model_copy(update=timeless)
+        self.dirty = self.dirty or known != kube.model_copy(update=timeless)
+        self.kube = kube
 
     def age(self, now_us: int, policy: Policy) -> None:
         period_us = self.metrics.period_us if self.metrics else 0
@@ -186,7 +198,7 @@ class NodeView:
         del self.foreign_us[device.uuid]
         return False
 
-    def new_facts(self, wall_us: int) -> NodeFacts | None:
+    def new_facts(self, wall_us: int, tolerated: tuple[str, ...] = ()) -> NodeFacts | None:
         """What rt_nodes should say of the node; None while nothing is known of it but its name."""
         if self.metrics is None:
             return self._facts_unheard(wall_us)
@@ -199,11 +211,7 @@ class NodeView:
             changes=self.changes,
             events=self._pending(),
             devices=tuple(self._device_facts(device) for device in self.metrics.devices),
-            labels=self.metrics.labels,
-            cpu_milli=self.metrics.cpu_milli,
-            memory_mib=self.metrics.memory_mib,
-            foreign_cpu_milli=self.metrics.foreign_cpu_milli,
-            foreign_memory_mib=self.metrics.foreign_memory_mib,
+            **merged(self.metrics, self.kube, tolerated, self.facts.closed if self.facts else None),
         )
 
     def _facts_unheard(self, wall_us: int) -> NodeFacts | None:

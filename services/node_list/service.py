@@ -12,6 +12,7 @@ from services.node_list.settings import NodeListSettings
 from services.node_list.standing import ClassTask
 from shared.messages import (
     DeadlineEvent,
+    KubeNodeFacts,
     LearnedProfile,
     ListDelta,
     ListsRecord,
@@ -36,6 +37,7 @@ SERVICE = Service(
         Listen(DEADLINES, "watch", about="containers that are at risk, as the tracker last wrote them"),
         Listen(LEARNED, "watch", about="what was learned of response times, and the lease of who learns"),
         Listen("metrics.*", "core", NodeMetrics, about="heartbeats; their local receive time is what counts"),
+        Listen("metrics.*.kube", "core", KubeNodeFacts, about="what Kubernetes says of a node"),
         Listen("events.deadline.>", "stream", DeadlineEvent, about="warnings, as they come", stream=EVENTS_STREAM),
         Listen(
             "events.list.*",
@@ -89,6 +91,7 @@ def policy(settings: NodeListSettings) -> Policy:
         settings.foreign_context_micro,
         settings.return_ratio,
         settings.return_us,
+        settings.tolerated_taints,
     )
 
 

@@ -53,6 +53,10 @@ class NodeListSettings(ServiceSettings):
     foreign_context_micro: int = Field(default=20_000, ge=0)
     """Foreign device time from which it counts as one more context: 2 %, above the noise of housekeeping."""
 
+    tolerated_taints: tuple[str, ...] = ("nvidia.com/gpu", "laxity.dev/managed")
+    """Keys of Kubernetes' taints that keep nothing away which placers place by themselves: those that say that a node
+    is for GPUs. Pods that Kubernetes' scheduler sends say themselves what they tolerate."""
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.grace_us < 3 * self.heartbeat_us:

@@ -2,6 +2,7 @@
 
 from shared.deadlines import Standing
 from shared.messages.base import MAX_BODY_BYTES, Message
+from shared.messages.kube import KubeNodeFacts, Taint
 from shared.messages.learned import LearnedProfile, LearnedTimes
 from shared.messages.ledger import (
     SHARE_WHOLE_MICRO,
@@ -108,6 +109,7 @@ __all__ = [
     "Gpu",
     "GpuUse",
     "Kind",
+    "KubeNodeFacts",
     "LearnedProfile",
     "LearnedTimes",
     "Lease",
@@ -151,6 +153,7 @@ __all__ = [
     "Standing",
     "State",
     "Step",
+    "Taint",
     "TaskBatch",
     "TaskEventKind",
     "Volume",

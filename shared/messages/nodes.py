@@ -216,6 +216,8 @@ class NodeFacts(Message):
     memory_mib: int
     foreign_cpu_milli: int | None = 0
     foreign_memory_mib: int | None = 0
+    closed: str | None = None
+    """Why Kubernetes lets nothing new onto the node: cordoned, not ready, a taint. Pods that it sends have passed."""
 
 
 class NodesQuery(Message):

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol
 
+from services.placer.core.bindings import AwaitBinding, Bindings
 from services.placer.core.cluster import Cluster
 from services.placer.core.containers import (
     Ended,
@@ -72,11 +73,15 @@ class Carrying:
     def __init__(self, placer: Placer) -> None:
         self._placer = placer
         self.hands = Hands()
+        self.bindings = Bindings()
         self._to_list: list[str] = []
 
     def carry(self, effects: Iterable[Effect]) -> None:
         """Hand effects to the shell, but no start, stop, resize or list of what is in hand already."""
         for each in effects:
+            if isinstance(each, AwaitBinding):
+                self.bindings.wait(each)
+                continue
             effect = self._with_regimes(each) if isinstance(each, Start) else each
             if isinstance(effect, _IN_HAND) and not self._take(effect):
                 continue

@@ -50,6 +50,7 @@ _NODE_COLUMNS: Final[dict[str, Any]] = {
     "changed": np.int64,
     "facts_changed": np.int64,
     "state": np.int8,
+    "closed": np.bool_,
     "cpu_capacity": np.int64,
     "memory_capacity": np.int64,
     "held": (np.int64, (24,)),
@@ -372,6 +373,7 @@ class Cluster:
         self.nodes.write(
             range(slot, slot + 1),
             state=STATES.index(facts.state),
+            closed=facts.closed is not None,
             cpu_capacity=facts.cpu_milli,
             memory_capacity=facts.memory_mib,
             devices=(healthy := sum(d.healthy for d in devices)),
@@ -412,8 +414,7 @@ class Cluster:
 
     def _recount(self, node: str, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> None:
         """The same from what was counted before: only what came and went is looked at."""
-        difference = exchanged(before, after)
-        if difference is None:
+        if (difference := exchanged(before, after)) is None:
             self._count(node)
             return
         account, (gone, come) = self._accounts[node], difference
@@ -473,7 +474,7 @@ def _substance(facts: NodeFacts) -> object:
     ]
     shared = [(Sharing.of(d), _risk(d), _excluded(d)) for d in facts.devices]
     use = (facts.cpu_milli, facts.memory_mib, facts.foreign_cpu_milli, facts.foreign_memory_mib)
-    return facts.state, use, facts.labels, devices, shared
+    return facts.state, facts.closed, use, facts.labels, devices, shared
 
 
 def _slot(facts: NodeFacts) -> int:

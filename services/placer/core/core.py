@@ -293,6 +293,7 @@ class Core:
         self._effects += self.recovery.known(request_id)
         record = stored.value
         self.cluster.set_shadow(request_id, shadow_of(record) if record else {})
+        self._effects += self.carrying.bindings.answers(request_id, record, self.following.ledger_id)
         if record is not None and record.owner == self.me and self.following.ledger_id is not None:
             self._effects += self.telling.steps(record, self.following.ledger_id)
             self.carrying.pursue(record)
@@ -374,7 +375,7 @@ class Core:
         for request_id in self.cluster.shadows | self.ledger.live:
             record = self.ledger.records[request_id].value if request_id in self.ledger.live else None
             self.cluster.set_shadow(request_id, shadow_of(record) if record else {})
-        for intent in self.commits.drop():
+        for intent in (*self.commits.drop(), *self.carrying.bindings.drop()):
             self.carrying.carry(intent.refused(*LEDGER_CHANGED))
 
     # --- requests ---

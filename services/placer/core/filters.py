@@ -150,6 +150,16 @@ def _set_aside(rows: Rows) -> Bools | None:
     return rows.named(rows.ask.set_aside) if rows.ask.set_aside else None
 
 
+def _closed(rows: Rows) -> Bools | None:
+    """Pods that exist come from Kubernetes' own scheduler, which has looked at that."""
+    return None if rows.ask.demand.request.pods is not None else rows.of_node("closed")
+
+
+def _says_closed(rows: Rows) -> str:
+    facts = rows.ask.cluster.facts(rows.node_name(0))
+    return f"Kubernetes lets nothing new onto {rows.node_names()}: {(facts and facts.closed) or 'unknown'}"
+
+
 def _in_state(state: NodeState, says: str) -> Filter:
     number = STATES.index(state)
     return Filter(f"excluded.{state}", lambda rows: rows.of_node("state") == number, _on(says))
@@ -376,6 +386,7 @@ _NODE_NEVER: Final = (
 _NODE_EXCLUDED: Final = (
     _in_state(NodeState.UNREACHABLE, "no heartbeat"),
     _in_state(NodeState.LOST, "no heartbeat for long"),
+    Filter("excluded.closed", _closed, _says_closed),
     Filter("excluded.set_aside", _set_aside, _on("set aside after a failed start")),
 )
 _UNKNOWN_USE: Final = Filter("excluded.unknown_use", _unknown_use, _on("what others use is unknown"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from services.placer.core.bindings import AwaitBinding
 from services.placer.core.containers import Stop
 from services.placer.core.intents import Intent, Scope
 from services.placer.core.moving import arrived, call_off, called_off, failed, left
@@ -24,7 +25,7 @@ from services.placer.core.records import (
 )
 from shared.effects import Effect, Reply
 from shared.errors import FieldError
-from shared.messages import PlaceReply, ReplicaRecord, RequestRecord, State, container_name
+from shared.messages import PlaceReply, Reason, ReplicaRecord, RequestRecord, State, container_name
 
 
 class Asked(Intent):
@@ -46,7 +47,10 @@ class Asked(Intent):
 
 @dataclass(frozen=True)
 class Confirm(Asked):
-    """held → placed, all replicas; asked again, the same answer. Who is asked starts it where it can."""
+    """held → placed, all replicas; asked again, the same answer. Who is asked starts it where it can.
+
+    Of pods the answer waits until they are bound or are known not to be: whoever asks tells a scheduler so.
+    """
 
     request_id: str
     generation: int
@@ -60,13 +64,18 @@ class Confirm(Asked):
         if not record.state.final:
             self._check(record)
         if record.state != State.HELD:
-            return self._answer(scope, record)
+            return self._once_bound(scope, record)
         replicas = [each.model_copy(update={"state": State.PLACED}) for each in record.replicas]
         mine = all(scope.chooser.reaches(node) for node in nodes_of(record))
         owner = scope.me if mine else record.owner
         placed = settled(record, replicas, scope.wall_us, confirmed=True, owner=owner)
         scope.draft.put(placed)
-        return (*self._answer(scope, placed), *scope.starts(placed))
+        return (*self._once_bound(scope, placed), *scope.starts(placed))
+
+    def _once_bound(self, scope: Scope, record: RequestRecord) -> tuple[Effect, ...]:
+        if record.state == State.PLACED and record.body is not None and record.body.pods is not None:
+            return (AwaitBinding(self.request_id, self.reply, self),)
+        return self._answer(scope, record)
 
     def _check(self, record: RequestRecord) -> None:
         present = generation(record)
@@ -200,7 +209,10 @@ def started(scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> Requ
 
 @dataclass(frozen=True)
 class MarkStartFailed(Observed):
-    """placed → waiting, its node set aside; failed for good when the tries are used up. A move fails at once."""
+    """placed → waiting, its node set aside; failed for good when the tries are used up. A move fails at once.
+
+    A pod whose scheduler held its place goes back to that scheduler: the hold counts as over, a repeat makes a new one.
+    """
 
     reason: str
 
@@ -212,6 +224,9 @@ class MarkStartFailed(Observed):
 
     def follow(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> tuple[Effect, ...]:
         if replica.state != State.PLACED or replica.node is None:
+            return ()
+        if record.confirmed and record.body and record.body.pods and len(record.replicas) == 1:
+            self._not_bound(scope, record, replica)
             return ()
         tries = record.tries + 1
         if tries >= scope.rules.most_tries:
@@ -229,6 +244,21 @@ class MarkStartFailed(Observed):
         )
         scope.draft.replace(record, waits, [replica.replica])
         return ()
+
+    def _not_bound(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> None:
+        """Elsewhere only where its scheduler says so, which knows more of the pod's nodes than the record does."""
+        scope.draft.free(record)
+        expired = stepped(
+            record,
+            State.EXPIRED,
+            scope.wall_us,
+            detail=f"not bound to {replica.node}: {self.reason}",
+            final=False,
+            confirmed=False,
+            reasons=(Reason(code="not_now.binding", count=1, message=f"not bound to {replica.node}: {self.reason}"),),
+            replicas=(freed(replica, State.EXPIRED),),
+        )
+        scope.draft.put(expired)
 
     def _failed(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> None:
         """One replica that fails for good stops the others and fails the request."""

@@ -1,0 +1,189 @@
+"""A pod's resources and annotations as a request to the placers; no I/O.
+
+What cannot be read is a FieldError that names the place in the pod, what was found and what is allowed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+from services.kube_bridge import resources
+from services.kube_bridge.gangs import Gang, gang_of
+from shared.errors import FieldError
+from shared.messages import PlaceRequest
+from shared.subjects import MAX_NAME_BYTES
+from shared.units import UnitError, duration_us
+
+GROUP: Final = "laxity.dev/"
+GPU_MILLI: Final = f"{GROUP}gpu-milli"
+"""Thousandths of one device; from 1000 on a multiple of it, so many whole devices."""
+GPU_MIB: Final = f"{GROUP}gpu-mib"
+"""Memory on each device."""
+DEVICES: Final = f"{GROUP}devices"
+"""Annotation that the Binding carries: the devices of a bound pod. Whoever makes a pod may only say `void`."""
+NVIDIA: Final = "nvidia.com/"
+
+_TIMES: Final = {"deadline": "deadline_us", "period": "period_us", "runtime": "runtime_us"}
+_WORDS: Final = {**_TIMES, "kind": "kind", "guarantee": "guarantee", "gate": "gate", "profile": "profile"}
+_NO_WISH: Final = {"devices", "labels", "generation"}
+"""Annotations of ours that say nothing of what the pod asks for."""
+_MILLI_ALLOWED: Final = "a whole number from 1 to 1000, or a multiple of 1000"
+_MOST_PRIORITY: Final = 1_000_000
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What every request of this bridge says."""
+
+    hold_us: int
+    strategy: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """`kind`: equal for pods that ask for the same, so that one answer does for all of them."""
+
+    request: PlaceRequest
+    kind: str
+    gang: Gang | None = None
+
+
+def asked(pod: Mapping[str, Any], terms: Terms) -> Asked | None:
+    """None where the pod asks for nothing of ours. A word that is misspelt is never taken for no word (case KU05)."""
+    _known(pod)
+    gpu, realtime = _gpu(pod), _realtime(pod)
+    if gpu is None and realtime:
+        needing = f"{GROUP}{next(word for word, field in _WORDS.items() if field in realtime)}"
+        raise FieldError(f"limits[{GPU_MILLI}]", "nothing", f"{_MILLI_ALLOWED}: {needing} needs a device")
+    if gpu is None:
+        return None
+    if realtime and "deadline_us" not in realtime:
+        raise FieldError(_annotation("deadline"), "nothing", "a duration such as 50ms: the others say more about it")
+    common: dict[str, Any] = {
+        "gpu": gpu,
+        "cpu_milli": resources.cpu_milli(pod),
+        "memory_mib": resources.memory_mib(pod),
+        "priority": _priority(pod),
+        "hold_us": terms.hold_us,
+        "strategy": terms.strategy,
+    }
+    if realtime:
+        common["realtime"] = realtime | _profile(pod, realtime)
+    meta, gang = pod["metadata"], gang_of(pod)
+    mine = {"namespace": meta["namespace"], "name": meta["name"], "uid": meta["uid"]}
+    body = common | {"request_id": meta["uid"], "name": meta["name"], "pods": [mine]}
+    return Asked(_request(body), json.dumps(common | {"gang": gang and gang.size}, sort_keys=True), gang)
+
+
+def wants(pod: Mapping[str, Any]) -> bool:
+    """Whether it asks for anything of ours, readable or not."""
+    return any(name.startswith(GROUP) for name in resources.names(pod))
+
+
+def _known(pod: Mapping[str, Any]) -> None:
+    """Raises FieldError for what nobody reads in our group."""
+    for name in sorted(resources.names(pod)):
+        if name.startswith(GROUP) and name not in {GPU_MILLI, GPU_MIB}:
+            raise FieldError(f"limits[{name}]", "asked for", f"{GPU_MILLI} and {GPU_MIB}")
+    for name in sorted(words_of(pod)):
+        word = name.removeprefix(GROUP)
+        if name.startswith(GROUP) and word not in {*_WORDS, *_NO_WISH}:
+            raise FieldError(_annotation(word), "said", f"{', '.join(_WORDS)}, each after {GROUP}")
+
+
+def _request(body: Mapping[str, Any]) -> PlaceRequest:
+    try:
+        return PlaceRequest.from_json(json.dumps(body).encode())
+    except FieldError as fault:
+        raise FieldError(_in_the_pod(fault.field), fault.found, fault.allowed) from None
+
+
+def _in_the_pod(field: str) -> str:
+    """Where a pod says what a field of the request says."""
+    words = {f"realtime.{name}": _annotation(word) for word, name in _WORDS.items()}
+    words |= {"gpu.memory_mib": f"limits[{GPU_MIB}]", "gpu.count": f"limits[{GPU_MILLI}]"}
+    return words.get(field, field)
+
+
+# --- resources ---
+
+
+def _gpu(pod: Mapping[str, Any]) -> dict[str, Any] | None:
+    named = resources.names(pod)
+    milli, mib = _whole(pod, GPU_MILLI), _whole(pod, GPU_MIB)
+    if not milli and not mib:
+        return None
+    if not milli:
+        raise FieldError(f"limits[{GPU_MILLI}]", "nothing", f"{_MILLI_ALLOWED}: {GPU_MIB} is memory of that device")
+    if beside := sorted(name for name in named if name.startswith(NVIDIA)):
+        raise FieldError(
+            f"limits[{beside[0]}]", "asked for", f"nothing beside {GPU_MILLI}: two systems would give the pod devices"
+        )
+    if milli > 1000 and milli % 1000:
+        raise FieldError(f"limits[{GPU_MILLI}]", milli, _MILLI_ALLOWED)
+    found: dict[str, Any] = {"count": max(1, milli // 1000), "share": min(milli, 1000) / 1000}
+    return found | ({"memory_mib": mib} if mib else {})
+
+
+def _whole(pod: Mapping[str, Any], name: str) -> int:
+    found: Fraction = resources.requested(pod, name)
+    if found.denominator != 1:
+        raise FieldError(f"limits[{name}]", str(found), "a whole number")
+    return int(found)
+
+
+def _priority(pod: Mapping[str, Any]) -> int:
+    """Kubernetes' own goes far beyond ours; the order of most is kept."""
+    found = pod["spec"].get("priority") or 0
+    return max(-_MOST_PRIORITY, min(_MOST_PRIORITY, int(found)))
+
+
+# --- annotations ---
+
+
+def _realtime(pod: Mapping[str, Any]) -> dict[str, Any]:
+    found = words_of(pod)
+    said = {word: found[f"{GROUP}{word}"] for word in _WORDS if f"{GROUP}{word}" in found}
+    return {_WORDS[word]: _value(word, text) for word, text in said.items()}
+
+
+def words_of(pod: Mapping[str, Any]) -> Mapping[str, str]:
+    return pod["metadata"].get("annotations") or {}
+
+
+def _value(word: str, text: str) -> object:
+    if word in _TIMES:
+        try:
+            return duration_us(text)
+        except UnitError as error:
+            raise FieldError(_annotation(word), error.found, error.allowed) from None
+    if word == "guarantee":
+        return _ratio(word, text)
+    if word == "gate":
+        if text not in {"true", "false"}:
+            raise FieldError(_annotation(word), text, "true or false")
+        return text == "true"
+    return text
+
+
+def _ratio(word: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise FieldError(_annotation(word), text, "a number above 0 and below 1, such as 0.99") from None
+
+
+def _profile(pod: Mapping[str, Any], realtime: Mapping[str, Any]) -> dict[str, str]:
+    """Where none is named that of the first image, as a placer makes it of a request that has one."""
+    containers = pod["spec"].get("containers") or [{}]
+    name = f"{containers[0].get('image', '')} {realtime.get('runtime_us', '')}".strip()
+    fits = "profile" not in realtime and 0 < len(name.encode()) <= MAX_NAME_BYTES
+    return {"profile": name} if fits else {}
+
+
+def _annotation(word: str) -> str:
+    return f"annotations[{GROUP}{word}]"

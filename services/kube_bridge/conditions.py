@@ -1,0 +1,58 @@
+"""Our condition of each pod: written where it says something new, and not for every change of a number; no I/O."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from services.kube_bridge.calls import WriteCondition
+from services.kube_bridge.seen import Condition, condition_of
+from shared.effects import Effect
+
+MOST: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The pod that is spoken of, and what its condition says now as far as that came with it."""
+
+    namespace: str
+    name: str
+    uid: str
+    says: Condition | None = None
+
+    @classmethod
+    def of(cls, pod: Mapping[str, Any]) -> Subject:
+        meta = pod["metadata"]
+        return cls(meta["namespace"], meta["name"], meta["uid"], condition_of(pod))
+
+
+class Conditions:
+    """Remembers what it wrote and when: what a pod shows may be older than that."""
+
+    def __init__(self, again_us: int) -> None:
+        self._again_us = again_us
+        """New numbers under the same reason wait for so long."""
+        self._written: OrderedDict[str, tuple[Condition, int]] = OrderedDict()
+
+    def say(self, subject: Subject, condition: Condition, now_us: int) -> list[Effect]:
+        """What there is to write: nothing where the pod says so already."""
+        known, at_us = self._written.get(subject.uid, (subject.says, None))
+        if known is not None and self._same(known, condition, at_us, now_us):
+            return []
+        self._written[subject.uid] = (condition, now_us)
+        self._written.move_to_end(subject.uid)
+        if len(self._written) > MOST:
+            self._written.popitem(last=False)
+        turned = known is None or known.status != condition.status
+        return [WriteCondition(subject.namespace, subject.name, subject.uid, condition, turned)]
+
+    def _same(self, known: Condition, condition: Condition, at_us: int | None, now_us: int) -> bool:
+        if (known.status, known.reason) != (condition.status, condition.reason):
+            return False
+        return known.message == condition.message or (at_us is not None and now_us - at_us < self._again_us)
+
+    def forget(self, uid: str) -> None:
+        self._written.pop(uid, None)

@@ -1,0 +1,95 @@
+"""What a pod reserves of its node, as Kubernetes counts it; no I/O.
+
+The sum is that of k8s.io/component-helpers `resource.PodRequests`: containers and sidecars (init containers that are
+restarted always) add up, of the other init containers the largest with the sidecars that run before it counts where
+that is more, the pod's own resources stand instead of both for what they name, and the overhead comes on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from math import ceil
+from typing import Any
+
+from shared.errors import FieldError
+from shared.units import MIB, UnitError, parse_quantity
+
+
+def requested(pod: Mapping[str, Any], name: str) -> Fraction:
+    """How much of one resource, exactly; 0 where it asks for none. Raises FieldError naming the place."""
+    spec = _of(pod, "spec")
+    of_pod = _asked(_of(spec, "resources"), name, "spec.resources")
+    total = of_pod if of_pod is not None else _of_containers(spec, name)
+    overhead = _of(spec, "overhead")
+    return total + (_read(overhead[name], f"spec.overhead[{name}]") if name in overhead else 0)
+
+
+def cpu_milli(pod: Mapping[str, Any]) -> int:
+    """Rounded up, as Kubernetes does."""
+    return ceil(requested(pod, "cpu") * 1000)
+
+
+def memory_mib(pod: Mapping[str, Any]) -> int:
+    return ceil(requested(pod, "memory") / MIB)
+
+
+def names(pod: Mapping[str, Any]) -> set[str]:
+    """Every resource that any of its containers names."""
+    spec = _of(pod, "spec")
+    each = [_of(spec, "resources"), *(_of(one, "resources") for one in _containers(spec))]
+    return {name for one in each for kind in ("limits", "requests") for name in _of(one, kind)}
+
+
+def quantity(found: Mapping[str, Any], name: str, field: str) -> Fraction | None:
+    """One entry of a list of resources, such as a node's allocatable; None where it is absent."""
+    return _read(found[name], f"{field}[{name}]") if name in found else None
+
+
+def _of_containers(spec: Mapping[str, Any], name: str) -> Fraction:
+    running = sum((_of_container(one, name, "containers") for one in _each(spec, "containers")), Fraction(0))
+    beside = most = Fraction(0)
+    for one in _each(spec, "initContainers"):
+        its = _of_container(one, name, "initContainers")
+        if one.get("restartPolicy") == "Always":
+            running, beside = running + its, beside + its
+            its = Fraction(0)
+        most = max(most, its + beside)
+    return max(running, most)
+
+
+def _of_container(one: Mapping[str, Any], name: str, kind: str) -> Fraction:
+    asked = _asked(_of(one, "resources"), name, f"spec.{kind}[{one.get('name', '')}].resources")
+    return asked if asked is not None else Fraction(0)
+
+
+def _asked(resources: Mapping[str, Any], name: str, field: str) -> Fraction | None:
+    """A limit without a request is both."""
+    for kind in ("requests", "limits"):
+        found = quantity(_of(resources, kind), name, f"{field}.{kind}")
+        if found is not None:
+            return found
+    return None
+
+
+def _read(text: object, field: str) -> Fraction:
+    try:
+        found = parse_quantity(str(text))
+    except UnitError as error:
+        raise FieldError(field, error.found, error.allowed) from None
+    if found < 0:
+        raise FieldError(field, text, "0 or more")
+    return found
+
+
+def _containers(spec: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    return (*_each(spec, "containers"), *_each(spec, "initContainers"))
+
+
+def _each(spec: Mapping[str, Any], kind: str) -> Iterable[Mapping[str, Any]]:
+    return spec.get(kind) or ()
+
+
+def _of(found: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """An object within another; what is absent or null has nothing in it."""
+    return found.get(name) or {}

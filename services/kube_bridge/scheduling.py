@@ -1,0 +1,331 @@
+"""The scheduler's two questions. Filter: which node; the placers hold one. Bind: the placers confirm it; no I/O.
+
+A pod that asks for nothing of ours passes everywhere and is bound as it is. Every call gets one answer, and an answer
+to filter names one node at most, one that was offered.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from services.kube_bridge import sentences
+from services.kube_bridge.asked import Terms, asked
+from services.kube_bridge.calls import (
+    Answer,
+    AskConfirm,
+    AskPlace,
+    BindAsked,
+    BindPlain,
+    ConfirmAnswered,
+    FilterAsked,
+    LookAtPod,
+    PlaceAnswered,
+    PlainBound,
+    PodLooked,
+)
+from services.kube_bridge.conditions import Conditions, Subject
+from services.kube_bridge.gangs import Gang, Member, members, together
+from services.kube_bridge.nudging import Nudging, nudge
+from services.kube_bridge.seen import Condition, PodSeen
+from services.kube_bridge.verdicts import Key, Refusal, Verdicts
+from services.kube_bridge.view import View
+from shared.effects import Effect
+from shared.errors import FieldError
+from shared.messages import PlaceReply, PlaceRequest, Pod, State
+
+REMEMBERED: Final = 10_000
+"""Answers to filter that a bind may follow."""
+_PLACED: Final = {State.HELD, State.PLACED, State.STARTED}
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What filter answered last for a pod, or would; generation 0: it asks for nothing of ours."""
+
+    node: str
+    generation: int
+    request_id: str = ""
+    until_us: int = 0
+    """By then the placers may have given it to others."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Filtering:
+    subject: Subject
+    offered: tuple[str, ...]
+    key: Key
+    world: int
+    pods: tuple[Pod, ...]
+    """For each replica of the request that was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Binding:
+    asked: BindAsked
+    reply: PlaceReply | None = None
+
+
+class Scheduling:
+    """`holds` outlives nothing: another bridge, or the next start, reads the same from the ledger."""
+
+    def __init__(
+        self, view: View, pods: Mapping[str, PodSeen], conditions: Conditions, terms: Terms, verdict_us: int
+    ) -> None:
+        """`pods`: all that the API server has shown, by uid."""
+        self._pods = pods
+        self._view, self._conditions, self._terms = view, conditions, terms
+        self._verdicts = Verdicts(verdict_us)
+        self.nudging = Nudging(self._verdicts)
+        self._filtering: dict[int, _Filtering] = {}
+        self._binding: dict[int, _Binding] = {}
+        self.counters: Counter[str] = Counter()
+        self.holds: OrderedDict[str, Hold] = OrderedDict()
+        self._incomplete_gangs: dict[Gang, tuple[Subject, Condition]] = {}
+        self.unfit: set[str] = set()
+        """Nodes that publish our resources themselves."""
+
+    # --- filter ---
+
+    def filter(self, call: FilterAsked, now_us: int) -> list[Effect]:
+        subject = Subject.of(call.pod)
+        try:
+            wanted = asked(call.pod, self._terms)
+        except FieldError as fault:
+            self.counters["filter.unreadable"] += 1
+            said = self._conditions.say(subject, sentences.unreadable(fault), now_us)
+            return [self._none(call.token, call.nodes, sentences.UNREADABLE), *said]
+        if wanted is None:
+            self.counters["filter.plain"] += 1
+            self._remember(subject.uid, Hold("", 0))
+            return [self._passes(call.token, call.nodes)]
+        if wanted.gang is not None and (node := self._with_its_gang(subject.uid, call.nodes, now_us)):
+            self.counters["filter.with_its_gang"] += 1
+            return [self._passes(call.token, (node,))]
+        request = wanted.request if wanted.gang is None else self._whole(wanted.request, wanted.gang, subject.uid)
+        if request is None:
+            assert wanted.gang is not None
+            return self._incomplete(call, subject, wanted.gang, now_us)
+        known = frozenset(self._view.nodes.intersection(call.nodes) - self.unfit)
+        key = (wanted.kind, known)
+        if not known:
+            return self._nothing_known(call, subject, key, now_us)
+        verdict = self._verdicts.get(key, self._view.world, now_us)
+        if verdict is not None and self._from_ledger(subject.uid) is None:  # else what it holds itself may do
+            return self._known_refusal(call, subject, key, verdict, now_us)
+        self._filtering[call.token] = _Filtering(subject, call.nodes, key, self._view.world, request.pods or ())
+        return [AskPlace(call.token, request.model_copy(update={"candidates": tuple(sorted(known))}))]
+
+    def _known_refusal(
+        self, call: FilterAsked, subject: Subject, key: Key, verdict: Refusal, now_us: int
+    ) -> list[Effect]:
+        self.counters["filter.known_refusal"] += 1
+        self.nudging.refused(subject, verdict.condition, key, verdict.world)
+        said = self._conditions.say(subject, verdict.condition, now_us)
+        return [self._none(call.token, call.nodes, verdict.sentence, key[1]), *said]
+
+    def _with_its_gang(self, uid: str, offered: tuple[str, ...], now_us: int) -> str | None:
+        """The node that it got when another of its gang was asked about: to ask again would move them all."""
+        hold = self.holds.get(uid)
+        if hold is None or not hold.generation or hold.until_us <= now_us:
+            hold = self._from_ledger(uid)
+        return hold.node if hold is not None and hold.node in offered else None
+
+    def _whole(self, request: PlaceRequest, gang: Gang, uid: str) -> PlaceRequest | None:
+        """The request for its whole gang; None while some of that are missing."""
+        found = self._members(gang)
+        if found is None or uid not in {each.uid for each in found}:
+            return None
+        return together(request, gang, found)
+
+    def _members(self, gang: Gang) -> tuple[Member, ...] | None:
+        return members(gang, (pod.member for pod in self._pods.values() if pod.member is not None))
+
+    def tick(self, now_us: int) -> list[Effect]:
+        """Pods that are to be tried again: what became free, gangs that have become whole."""
+        effects = self.nudging.tick(self._view.world, now_us)
+        for gang, (subject, condition) in list(self._incomplete_gangs.items()):
+            if self._members(gang) is not None:
+                del self._incomplete_gangs[gang]
+                effects.append(nudge(subject, condition))
+        return effects
+
+    def _incomplete(self, call: FilterAsked, subject: Subject, gang: Gang, now_us: int) -> list[Effect]:
+        """Whoever comes last asks for all; where that one was asked about before all were seen, it is nudged."""
+        self.counters["filter.gang_incomplete"] += 1
+        condition = sentences.plain("GangIncomplete", sentences.GANG)
+        self._incomplete_gangs[gang] = (subject, condition)
+        said = self._conditions.say(subject, condition, now_us)
+        return [self._none(call.token, call.nodes, sentences.GANG), *said]
+
+    def _nothing_known(self, call: FilterAsked, subject: Subject, key: Key, now_us: int) -> list[Effect]:
+        self.counters["filter.no_node"] += 1
+        condition = sentences.plain("NoNode", sentences.NOT_OURS)
+        self.nudging.refused(subject, condition, key, self._view.world)
+        said = self._conditions.say(subject, condition, now_us)
+        return [self._none(call.token, call.nodes, sentences.NOT_OURS), *said]
+
+    def asked_for(self, token: int) -> list[str]:
+        """Uids of the pods that a call's request is for."""
+        asked = self._filtering.get(token)
+        return [pod.uid for pod in asked.pods] if asked is not None else []
+
+    def place_answered(self, event: PlaceAnswered, now_us: int) -> list[Effect]:
+        asked = self._filtering.pop(event.token, None)
+        if asked is None:
+            return []
+        reply = event.reply
+        if reply is None:
+            self.counters["filter.no_answer"] += 1
+            return [_unfiltered(event.token, sentences.NO_ANSWER)]
+        self.counters[f"filter.{reply.outcome}"] += 1
+        if reply.outcome in _PLACED and reply.placements and reply.generation:
+            return self._held(event.token, asked, reply, now_us)
+        if reply.outcome == State.REJECTED:
+            return self._rejected(event.token, asked, reply, now_us)
+        return self._odd(event.token, asked, reply, now_us)
+
+    def _held(self, token: int, asked: _Filtering, reply: PlaceReply, now_us: int) -> list[Effect]:
+        assert reply.generation is not None
+        assert reply.request_id is not None
+        until_us = now_us + self._terms.hold_us // 2
+        for each in reply.placements:
+            uid = asked.pods[each.replica].uid
+            self._remember(uid, Hold(each.node, reply.generation, reply.request_id, until_us))
+        node = self.holds[asked.subject.uid].node
+        if node not in asked.offered:
+            return [self._none(token, asked.offered, sentences.ELSEWHERE)]
+        return [self._passes(token, (node,))]
+
+    def _rejected(self, token: int, asked: _Filtering, reply: PlaceReply, now_us: int) -> list[Effect]:
+        sentence, condition = sentences.sentence(reply.reasons), sentences.refused(reply, len(asked.key[1]))
+        self._verdicts.put(asked.key, Refusal(sentence, condition, asked.world, now_us))
+        self.nudging.refused(asked.subject, condition, asked.key, asked.world)
+        said = self._conditions.say(asked.subject, condition, now_us)
+        return [self._none(token, asked.offered, sentence, asked.key[1]), *said]
+
+    def _odd(self, token: int, asked: _Filtering, reply: PlaceReply, now_us: int) -> list[Effect]:
+        """Its request has ended, was another one, or cannot be decided at all."""
+        if reply.error is not None and reply.error.field == "(ledger)":
+            return [_unfiltered(token, sentences.DOUBTFUL)]
+        sentence = sentences.OVER
+        condition = sentences.plain("Over", f"its request is {reply.outcome}: make a new pod")
+        if reply.error is not None:
+            sentence = sentences.CHANGED if reply.error.field == "request_id" else sentences.UNREADABLE
+            fault = FieldError(reply.error.field, reply.error.found, reply.error.allowed)
+            condition = sentences.unreadable(fault)
+        said = self._conditions.say(asked.subject, condition, now_us)
+        return [self._none(token, asked.offered, sentence), *said]
+
+    # --- bind ---
+
+    def bind(self, call: BindAsked) -> list[Effect]:
+        hold, pod = self.holds.get(call.uid) or self._from_ledger(call.uid), self._pods.get(call.uid)
+        if hold is None and pod is not None and not pod.wants:
+            hold = Hold("", 0)
+        if hold is None or (hold.generation and hold.node != call.node):
+            self.counters["bind.no_hold"] += 1
+            return [_failed(call.token, sentences.NO_HOLD)]
+        if not hold.generation:
+            return [BindPlain(call.token, call.namespace, call.name, call.uid, call.node)]
+        self._binding[call.token] = _Binding(call)
+        return [AskConfirm(call.token, hold.request_id, hold.generation)]
+
+    def _from_ledger(self, uid: str) -> Hold | None:
+        """Another bridge may have answered filter, or this one before it was started anew."""
+        known = self._view.of_pod(uid)
+        node = known.site(uid).node if known is not None else None
+        return Hold(node, known.generation, known.request_id) if known is not None and node is not None else None
+
+    def confirm_answered(self, event: ConfirmAnswered, now_us: int) -> list[Effect]:
+        binding = self._binding.pop(event.token, None)
+        if binding is None:
+            return []
+        call, reply = binding.asked, event.reply
+        if reply is not None and reply.outcome == State.STARTED and _on(reply, call.node):
+            return self._bound(call, reply, now_us)
+        if reply is not None and reply.outcome == State.EXPIRED and reply.reasons:
+            self.counters["bind.refused"] += 1
+            said = self._conditions.say(Subject(call.namespace, call.name, call.uid), _why(reply), now_us)
+            return [_failed(call.token, sentences.NOT_BOUND), *said]
+        # nobody said how it ended, or it ended meanwhile: the pod itself knows whether it is bound
+        self.counters["bind.unclear"] += 1
+        self._binding[event.token] = _Binding(call, reply)
+        return [LookAtPod(call.namespace, call.name, call.uid, event.token)]
+
+    def looked(self, event: PodLooked, now_us: int) -> list[Effect]:
+        binding = self._binding.pop(event.token, None)
+        if binding is None:
+            return []
+        if event.there and event.node == binding.asked.node:
+            return self._bound(binding.asked, binding.reply, now_us)
+        return [_failed(event.token, sentences.NOT_BOUND if event.there is not None else sentences.NO_ANSWER)]
+
+    def _bound(self, call: BindAsked, reply: PlaceReply | None, now_us: int) -> list[Effect]:
+        self.counters["bind.bound"] += 1
+        self.holds.pop(call.uid, None)
+        subject = Subject(call.namespace, call.name, call.uid)
+        said = self._conditions.say(subject, sentences.placed(reply), now_us) if reply and reply.placements else []
+        return [Answer(call.token, {"Error": ""}), *said]
+
+    def plain_bound(self, event: PlainBound) -> list[Effect]:
+        self.counters["bind.plain_refused" if event.error else "bind.plain"] += 1
+        return [Answer(event.token, {"Error": f"laxity: {event.error}" if event.error else ""})]
+
+    def forget(self, uid: str) -> None:
+        """The pod is gone."""
+        self.holds.pop(uid, None)
+        self.nudging.forget(uid)
+        for gang in [gang for gang, (subject, _) in self._incomplete_gangs.items() if subject.uid == uid]:
+            del self._incomplete_gangs[gang]
+
+    # --- answers ---
+
+    def _remember(self, uid: str, hold: Hold) -> None:
+        self.nudging.forget(uid)
+        self.holds[uid] = hold
+        self.holds.move_to_end(uid)
+        if len(self.holds) > REMEMBERED:
+            self.holds.popitem(last=False)
+
+    def _passes(self, token: int, nodes: Iterable[str]) -> Answer:
+        return Answer(token, _filtered(tuple(nodes), {}))
+
+    def _none(self, token: int, offered: Iterable[str], sentence: str, known: frozenset[str] | None = None) -> Answer:
+        """No node, each with its sentence; `known`: those that Laxity could speak of, all of them where absent."""
+        unknown = {True: sentences.PUBLISHED, False: sentences.NOT_OURS}
+        whys = {n: sentence if known is None or n in known else unknown[n in self.unfit] for n in offered}
+        return Answer(token, _filtered((), whys))
+
+
+def refuse(call: FilterAsked | BindAsked, why: str) -> Answer:
+    """An answer that the scheduler takes for a fault of ours: it tries again after a while."""
+    return (_failed if isinstance(call, BindAsked) else _unfiltered)(call.token, why)
+
+
+def _failed(token: int, why: str) -> Answer:
+    return Answer(token, {"Error": why})
+
+
+def _unfiltered(token: int, why: str) -> Answer:
+    return Answer(token, _filtered((), {}, why))
+
+
+def _filtered(nodes: tuple[str, ...], whys: Mapping[str, str], error: str = "") -> dict[str, Any]:
+    """Unresolvable, so that no pod is evicted for what an eviction may not mend (case KU08)."""
+    return {
+        "NodeNames": list(nodes),
+        "FailedNodes": {},
+        "FailedAndUnresolvableNodes": dict(whys),
+        "Error": error,
+    }
+
+
+def _on(reply: PlaceReply, node: str) -> bool:
+    return any(each.node == node for each in reply.placements)
+
+
+def _why(reply: PlaceReply) -> Any:
+    return sentences.refused(reply, len(reply.placements) or 1)

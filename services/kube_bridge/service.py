@@ -1,0 +1,53 @@
+"""The kube-bridge at a glance: what it listens to, what it says, what it does on a timer."""
+
+from __future__ import annotations
+
+import uuid
+
+from services.kube_bridge.asked import Terms
+from services.kube_bridge.core import COMPARE, SOON, Core
+from services.kube_bridge.numbers import METRICS as NUMBERS
+from services.kube_bridge.numbers import numbers
+from services.kube_bridge.settings import KubeBridgeSettings
+from shared.messages import BusEvent, KubeNodeFacts
+from shared.service import Every, Listen, Publishes, Service, run
+from shared.subjects import LEDGER, NODES, Subjects
+
+COMPARE_US = 10_000_000
+"""What is over is given back within 30 s after the API server answers again, also where its end was not seen."""
+
+SERVICE = Service(
+    name="kube-bridge",
+    about="Translates between Kubernetes and the bus: answers kube-scheduler, tells of nodes, gives back what is over.",
+    listens=(
+        Listen(LEDGER, "watch", about="the requests of pods, and when something reserved goes"),
+        Listen(NODES, "watch", about="which nodes have devices, and when that changes"),
+    ),
+    publishes=(
+        Publishes("metrics.<node>.kube", "metric", KubeNodeFacts, "a node as the API server shows it"),
+        Publishes("events.bus.kube-bridge", "event", BusEvent, "where a pod and the ledger say different things"),
+    ),
+    every=(
+        Every(SOON, 1_000_000, "releases that are due; nodes that changed, and every tenth of the others"),
+        Every(COMPARE, COMPARE_US, "compares all pods with the ledger"),
+    ),
+    metrics=NUMBERS,
+    numbers=numbers,
+)
+
+
+async def serve(settings: KubeBridgeSettings) -> None:
+    """Runs until asked to stop."""
+    instance = f"{settings.instance}-{uuid.uuid4().hex[:8]}"
+    core = Core(
+        instance,
+        Subjects(settings.prefix),
+        Terms(settings.hold_us, settings.strategy),
+        verdict_us=settings.verdict_us,
+        condition_us=settings.condition_us,
+        patience_us=settings.patience_us,
+    )
+    from services.kube_bridge.perform import Performer  # its client is slow to import
+
+    performer = Performer(settings, core)
+    await run(SERVICE, core, settings, slow=performer.slow(), tasks=(performer.root,))

@@ -1,0 +1,85 @@
+"""Settings of the bridge: each with its unit, default and reason."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final, Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from shared.errors import FieldError
+from shared.settings import ServiceSettings
+
+LOOPBACK: Final = {"127.0.0.1", "::1", "localhost"}
+_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+def _in_cluster() -> str:
+    """As every pod is told; nothing elsewhere."""
+    host, port = (os.environ.get(f"KUBERNETES_SERVICE_{what}", "") for what in ("HOST", "PORT"))
+    if not host:
+        return ""
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
+class KubeBridgeSettings(ServiceSettings):
+    """Read from the environment: LAXITY_KUBE_BRIDGE_EXTENDER_PORT and so on, and what all services share."""
+
+    model_config = SettingsConfigDict(env_prefix="LAXITY_KUBE_BRIDGE_")
+
+    scheduler: str = Field(default="laxity", min_length=1)
+    """`schedulerName` of the pods that are Laxity's: the one profile of the kube-scheduler that asks us."""
+    strategy: str = Field(default="deadline", min_length=1)
+    """How placers choose for pods; a strategy or one of the placers' profiles."""
+
+    extender_host: str = Field(default="127.0.0.1", min_length=1)
+    """Where the extender listens; elsewhere than on loopback only with certificates for both sides."""
+    extender_port: int = Field(default=10_270, ge=0, le=65_535)
+    """Beside kube-scheduler's own 10259, in the same pod. 0 takes a free one, which the log tells."""
+    extender_cert: Path | None = None
+    """Our certificate, with its chain."""
+    extender_key: Path | None = None
+    extender_client_ca: Path | None = None
+    """Who signed kube-scheduler's certificate: nobody else is answered."""
+
+    filter_us: int = Field(default=3_000_000, ge=100_000)
+    """How long placers may take for one pod. kube-scheduler asks for one pod at a time and gives up after 5 s unless
+    its `httpTimeout` says otherwise; ours has to be shorter, so that it hears a reason."""
+    bind_us: int = Field(default=4_000_000, ge=100_000)
+    """The same for a Binding; many are under way at a time."""
+    hold_us: int = Field(default=30_000_000, ge=1_000_000, le=3_600_000_000)
+    """How long a place is held for a pod between filter and bind: volumes may have to be made in between. All bridges
+    of a cluster need the same."""
+    verdict_us: int = Field(default=10_000_000, ge=0)
+    """For so long a refusal stands while nothing becomes free: what changes without a word, such as learned times, is
+    asked about anew after it."""
+    condition_us: int = Field(default=30_000_000, ge=0)
+    """New numbers for the same reason are written into a pod's condition at most so often: each write is one more event
+    for everybody who watches pods."""
+    patience_us: int = Field(default=3_000_000, ge=0)
+    """So long placers may say first how a bound pod ended, since they know its exit code; and so long a difference
+    between pods and ledger must last to be told."""
+
+    api_server: str = Field(default_factory=_in_cluster, pattern=r"^(https://\S+)?$")
+    """Where the API server is; absent: that of the cluster that the bridge is a pod of."""
+    api_token_file: Path = _ACCOUNT / "token"
+    """Read anew once a minute, and at once where the API server refuses it."""
+    api_ca_file: Path = _ACCOUNT / "ca.crt"
+    """What the API server's certificate is checked with."""
+    api_timeout_us: int = Field(default=10_000_000, ge=100_000)
+    """For one call of the API server."""
+    api_silence_us: int = Field(default=90_000_000, ge=1_000_000)
+    """A watch that says nothing for so long is begun anew; bookmarks come once a minute."""
+    relaxed_certificates: bool = False
+    """Take certificates without key identifiers, as clusters of before 2020 have them, which Python 3.13 refuses."""
+
+    @model_validator(mode="after")
+    def _closed(self) -> Self:
+        files = (self.extender_cert, self.extender_key, self.extender_client_ca)
+        if any(files) and not all(files):
+            raise FieldError("extender_cert", "some of the three", "extender_cert, extender_key and extender_client_ca")
+        if self.extender_host not in LOOPBACK and not all(files):
+            raise FieldError("extender_host", self.extender_host, "127.0.0.1, or with certificates for both sides")
+        return self

@@ -1,0 +1,41 @@
+"""What Kubernetes says of nodes: rt.metrics.<node>.kube."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from shared.messages.base import Message, Name
+
+
+class Taint(Message):
+    key: str
+    value: str = ""
+    effect: str
+
+
+class KubeNodeFacts(Message):
+    """A node as the API server shows it. It says nothing of whether the node lives: its monitor does."""
+
+    node: Name
+    at_us: int
+    cpu_milli: int | None
+    """Allocatable to pods; None where unknown."""
+    memory_mib: int | None
+    foreign_cpu_milli: int | None
+    """Requested by pods that no reservation of the ledger stands for; None where one of them cannot be read."""
+    foreign_memory_mib: int | None
+    foreign_gpus: int = 0
+    """Devices that such pods were given by NVIDIA's device plugin: which ones is not said here."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
+    unschedulable: bool = False
+    """Cordoned."""
+    ready: bool | None
+    """By its kubelet; None where the API server does not know."""
+    reason: str | None = None
+    conditions: dict[str, str] = Field(default_factory=dict)
+    """Status by type, as the kubelet reports them."""
+    publishes_ours: bool = False
+    """It claims resources of laxity.dev: its kubelet would choose devices itself, so nothing is placed there."""
+    gone: bool = False
+    """There is no such node any more."""

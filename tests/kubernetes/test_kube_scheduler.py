@@ -1,0 +1,301 @@
+"""Ordinary pods, a stock kube-scheduler, a bridge and placers that bind: all of it on a real API server."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import http.client
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from services.kube_bridge import sentences
+from shared.bus import Bus
+from shared.settings import ServiceSettings
+from shared.testing.nats_server import NatsServer
+from shared.testing.service_process import ServiceProcess
+from shared.testing.wait import eventually, until
+from tests.kubernetes.api import ApiRefusedError, Json
+from tests.kubernetes.bridged import Bridged, Extender, condition, pod
+from tests.kubernetes.cluster import KubeCluster
+from tests.kubernetes.parts import free_port
+from tests.kubernetes.profile import profile
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(240)]
+
+T = TypeVar("T")
+SOFT = {"deadline": "50ms", "kind": "soft"}
+
+
+class Scheduled(Bridged):
+    """With a kube-scheduler of its own."""
+
+    extender: Extender
+    decides: ServiceProcess
+    port: int
+
+    async def start(self, *nodes: str, devices: int = 1, **node: str) -> None:
+        for name in nodes:
+            await self.add_node(name, devices)
+            self.kube.add_node(name, node)
+        self.port = free_port()
+        self.decides, self.extender = await asyncio.gather(
+            asyncio.to_thread(self.placer, "p1", "kubernetes"), asyncio.to_thread(self.bridge_again)
+        )
+        await until(lambda: "the extender listens" in self.extender.process.log, 20)
+        part = self.kube.scheduler(profile(self.extender.url), name=f"scheduler-{self.folder.name}")
+        self._stack.callback(part.kill)
+        self._nodes = nodes
+
+    def bridge_again(self) -> Extender:
+        """On the port that kube-scheduler knows."""
+        return self.bridge(LAXITY_KUBE_BRIDGE_EXTENDER_PORT=str(self.port))
+
+    def end(self) -> None:
+        for name in self._nodes:
+            self.kube.admin.delete(f"/api/v1/nodes/{name}")
+
+    async def until_bound(self, path: str, timeout_s: float = 60) -> Json:
+        return await asyncio.to_thread(
+            self.kube.admin.until, path, lambda found: found["spec"].get("nodeName"), timeout_s
+        )
+
+
+@pytest.fixture
+async def cluster(kube: KubeCluster, tmp_path: Path) -> AsyncIterator[Scheduled]:
+    with ExitStack() as stack:
+        server = stack.enter_context(NatsServer(tmp_path / "nats"))
+        bus = await Bus.connect(ServiceSettings(nats_url=server.url, storage="memory"))
+        await bus.ensure_streams()
+        cluster = Scheduled(kube, tmp_path, server, bus, stack)
+        await asyncio.to_thread(cluster.prepare)
+        yield cluster
+        await bus.close()
+        cluster.end()
+
+
+@pytest.fixture
+def pods(kube: KubeCluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The path of the pods of this test alone."""
+    name = f"scheduled-{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
+    path = f"/api/v1/namespaces/{kube.namespace(name)}/pods"
+    yield path
+    for one in kube.admin.items(path):
+        kube.admin.delete(f"{path}/{one['metadata']['name']}", grace_s=0)
+
+
+def scheduled(found: Json) -> Json:
+    """What kube-scheduler itself says of a pod."""
+    conditions = found["status"].get("conditions", [])
+    return next((each for each in conditions if each["type"] == "PodScheduled"), {})
+
+
+async def test_a_pod_gets_its_devices_with_its_node_in_one_write(
+    cluster: Scheduled, kube: KubeCluster, pods: str
+) -> None:
+    await cluster.start("k1")
+    made = kube.admin.create(pods, pod("one", SOFT, gpu_milli="250", gpu_mib="1024", cpu="100m"))
+    found = await cluster.until_bound(f"{pods}/one")
+
+    assert "k1" == found["spec"]["nodeName"]
+    assert "k1-gpu-0" == found["metadata"]["annotations"]["laxity.dev/devices"]
+    labels = json.loads(found["metadata"]["annotations"]["laxity.dev/labels"])
+    assert (made["metadata"]["uid"], 250_000, 1024, 100) == (
+        labels["reservation"]["request_id"],
+        labels["reservation"]["share_micro"],
+        labels["reservation"]["device_memory_mib"],
+        labels["reservation"]["cpu_milli"],
+    )
+    await cluster.reach(made["metadata"]["uid"], "started")
+    await until(lambda: condition(kube.admin.get(f"{pods}/one")).get("status") == "True", 20)
+    kube.say(pods.split("/")[4], "one", phase="Succeeded")
+    await cluster.reach(made["metadata"]["uid"], "exited", "released")
+    assert [] == await cluster.reserved("k1")
+
+
+async def test_KU11_32_pods_at_once_onto_devices_that_just_suffice_and_no_bind_fails(
+    cluster: Scheduled, kube: KubeCluster, pods: str
+) -> None:
+    await cluster.start("k1", "k2", "k3", "k4", devices=8)
+    warm = kube.admin.create(pods, pod("warm", SOFT, gpu_milli="1"))
+    await cluster.reach(warm["metadata"]["uid"], "started")
+    kube.admin.delete(f"{pods}/warm", grace_s=0)
+    await cluster.reach(warm["metadata"]["uid"], "exited", "released")
+    names = [f"p{number}" for number in range(32)]
+    begun = time.monotonic()
+    for name in names:
+        await asyncio.to_thread(kube.admin.create, pods, pod(name, gpu_milli="1000"))
+    created = time.monotonic()
+    found = [await cluster.until_bound(f"{pods}/{name}") for name in names]
+    print(f"32 pods created in {created - begun:.2f} s, bound {time.monotonic() - created:.2f} s later")
+
+    given = [each["metadata"]["annotations"]["laxity.dev/devices"] for each in found]
+    assert 32 == len(set(given))
+    assert [] == [event["note"] for event in events(kube, pods) if event["reason"] == "FailedScheduling"]
+
+
+def events(kube: KubeCluster, pods: str) -> list[Json]:
+    return kube.admin.items(f"/apis/events.k8s.io/v1/namespaces/{pods.split('/')[4]}/events")
+
+
+async def test_KU14_a_pod_that_fits_nowhere_says_why_in_one_clause_and_its_numbers_in_the_condition(
+    cluster: Scheduled, kube: KubeCluster, pods: str
+) -> None:
+    await cluster.start("k1", "k2", "k3")
+    impossible = {"deadline": "50ms", "runtime": "60ms", "kind": "firm"}
+    kube.admin.create(pods, pod("impossible", impossible, gpu_milli="500"))
+    await until(lambda: scheduled(kube.admin.get(f"{pods}/impossible")).get("reason") == "Unschedulable", 40)
+    await until(lambda: condition(kube.admin.get(f"{pods}/impossible")) != {}, 20)
+    found = kube.admin.get(f"{pods}/impossible")
+    message = scheduled(found)["message"]
+
+    assert message.startswith(f"0/3 nodes are available: 3 {sentences.OF_CODES['never.deadline']}.")
+    said = condition(found)
+    assert ("False", "NeverDeadline") == (said["status"], said["reason"])
+    assert "60 ms" in said["message"]
+    assert "50 ms" in said["message"]
+
+
+async def test_KU09_hopeless_pods_cost_the_placers_one_question_whatever_happens_in_the_cluster(
+    cluster: Scheduled, kube: KubeCluster, pods: str
+) -> None:
+    await cluster.start("k1")
+    for number in range(20):
+        kube.admin.create(pods, pod(f"hopeless-{number}", gpu_milli="3000"))
+    await until(lambda: condition(kube.admin.get(f"{pods}/hopeless-19")) != {}, 40)
+    for number in range(30):
+        kube.admin.patch("/api/v1/nodes/k1", {"metadata": {"labels": {"flips": str(number)}}})
+        await asyncio.sleep(0.1)
+    placed = await cluster.bus.history("RT_PLACE", "rt.place")
+    stats = cluster.extender.numbers()
+    print(f"filter was called {sum(stats.values()):.0f} times: {stats}; placers were asked {len(placed)} times")
+
+    assert len(placed) <= 20, "one question, and those that were under way before its answer"
+    kube.admin.create(pods, pod("one", gpu_milli="1000"))
+    assert "k1" == (await cluster.until_bound(f"{pods}/one"))["spec"]["nodeName"]
+
+
+async def test_KU07_a_node_among_many_is_always_offered(cluster: Scheduled, kube: KubeCluster, pods: str) -> None:
+    """From 100 nodes on a kube-scheduler shows an extender a sample, unless its profile says otherwise."""
+    await cluster.start("k1")
+    others = await asyncio.to_thread(kube.add_nodes, 130, "many-")
+    for number in range(3):
+        kube.admin.create(pods, pod(f"p{number}", gpu_milli="250"))
+        assert "k1" == (await cluster.until_bound(f"{pods}/p{number}"))["spec"]["nodeName"]
+    for name in others:
+        kube.admin.delete(f"/api/v1/nodes/{name}")
+
+
+async def test_KU05_no_pod_of_the_profile_slips_past_and_an_ordinary_one_is_bound(
+    cluster: Scheduled, kube: KubeCluster, pods: str
+) -> None:
+    await cluster.start("k1")
+    kube.admin.create(pods, pod("plain", cpu="100m"))
+    kube.admin.create(pods, pod("misspelt", {"dedline": "50ms"}, cpu="100m"))
+
+    assert "k1" == (await cluster.until_bound(f"{pods}/plain"))["spec"]["nodeName"]
+    await until(lambda: condition(kube.admin.get(f"{pods}/misspelt")).get("reason") == "Unreadable", 30)
+    assert "nodeName" not in kube.admin.get(f"{pods}/misspelt")["spec"]
+    assert {"plain", "unreadable"} <= cluster.extender.numbers().keys()
+
+
+async def test_a_pod_that_was_refused_is_tried_again_once_something_is_free(
+    cluster: Scheduled, kube: KubeCluster, pods: str
+) -> None:
+    await cluster.start("k1")
+    first = kube.admin.create(pods, pod("first", gpu_milli="1000"))
+    await cluster.until_bound(f"{pods}/first")
+    kube.admin.create(pods, pod("second", gpu_milli="1000"))
+    await until(lambda: condition(kube.admin.get(f"{pods}/second")).get("status") == "False", 30)
+    kube.say(pods.split("/")[4], "first", phase="Failed", reason="UnexpectedAdmissionError")
+    await cluster.reach(first["metadata"]["uid"], "exited", "released")
+
+    assert "k1" == (await cluster.until_bound(f"{pods}/second", 30))["spec"]["nodeName"]
+
+
+async def test_whatever_dies_while_pods_come_and_go_each_is_bound_once_and_the_ledger_has_them(
+    cluster: Scheduled, kube: KubeCluster, pods: str
+) -> None:
+    await cluster.start("k1", "k2", "k3", "k4", devices=8)
+    second = await asyncio.to_thread(cluster.placer, "p2", "kubernetes")
+
+    async def deaths() -> None:
+        await asyncio.sleep(1)
+        cluster.extender.process.kill()
+        await asyncio.sleep(1)
+        await asyncio.to_thread(cluster.bridge_again)
+        await asyncio.sleep(1)
+        cluster.decides.kill()
+        await asyncio.sleep(1)
+        await asyncio.to_thread(kube.apiserver.restart)
+        await asyncio.to_thread(cluster.placer, "p3", "kubernetes")
+        await asyncio.sleep(1)
+        second.kill()
+
+    dying = asyncio.create_task(deaths())
+    made = []
+    for number in range(60):
+        made.append(await persist(lambda name=f"p{number}": kube.admin.create(pods, pod(name, gpu_milli="500"))))
+        if number % 6 == 5:
+            await persist(lambda name=f"p{number - 3}": kube.admin.delete(f"{pods}/{name}", grace_s=0))
+            made = [each for each in made if each["metadata"]["name"] != f"p{number - 3}"]
+        await asyncio.sleep(0.1)
+    await dying
+    found = [await cluster.until_bound(f"{pods}/{each['metadata']['name']}", 120) for each in made]
+    for each in made:
+        await cluster.reach(each["metadata"]["uid"], "started")
+    given = Counter(each["metadata"]["annotations"]["laxity.dev/devices"] for each in found)
+    assert max(given.values()) <= 2, "no device has more than it can"
+
+    async def ledger_is_as_the_pods_are() -> bool:
+        held = Counter([uid for node in ("k1", "k2", "k3", "k4") for uid in await cluster.reserved(node)])
+        return held == Counter(each["metadata"]["uid"] for each in found)
+
+    await eventually(lambda: _true(ledger_is_as_the_pods_are()), 60)
+    records = [await cluster.record(each["metadata"]["uid"]) for each in found]
+    assert [each["spec"]["nodeName"] for each in found] == [r.replicas[0].node for r in records if r]
+
+
+async def _true(found: Awaitable[bool]) -> bool | None:
+    return await found or None
+
+
+async def persist(ask: Callable[[], T]) -> T:
+    """As clients do while the API server is away."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return await asyncio.to_thread(ask)
+        except (OSError, http.client.HTTPException, ApiRefusedError):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.2)
+
+
+async def test_a_gang_is_bound_whole_or_not_at_all(cluster: Scheduled, kube: KubeCluster, pods: str) -> None:
+    await cluster.start("k1", "k2", devices=2)
+
+    def member(gang: str, number: int, size: int) -> Json:
+        found = pod(f"{gang}-{number}", gpu_milli="1000")
+        found["metadata"]["labels"] = {"laxity.dev/gang": gang, "laxity.dev/gang-size": str(size)}
+        return found
+
+    for number in range(5):
+        kube.admin.create(pods, member("large", number, 5))
+    for number in range(2):
+        kube.admin.create(pods, member("small", number, 3))
+    for name in ("large-4", "small-1"):
+        await until(lambda name=name: condition(kube.admin.get(f"{pods}/{name}")) != {}, 40)
+    assert "GangIncomplete" == condition(kube.admin.get(f"{pods}/small-1"))["reason"]
+    assert [] == [*await cluster.reserved("k1"), *await cluster.reserved("k2")], "a part of one holds nothing"
+    kube.admin.create(pods, member("small", 2, 3))
+    found = [await cluster.until_bound(f"{pods}/small-{number}") for number in range(3)]
+    assert 3 == len({each["metadata"]["annotations"]["laxity.dev/devices"] for each in found})
+    everybody = [each["metadata"]["name"] for each in kube.admin.items(pods) if each["spec"].get("nodeName")]
+    assert [] == [name for name in everybody if name.startswith("large")]
+    assert 1 == len({*await cluster.reserved("k1"), *await cluster.reserved("k2")}), "one request for all"
