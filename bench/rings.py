@@ -27,7 +27,6 @@ from shared.testing.service_process import ServiceProcess
 
 NUMBERS: Final = (100, 1_000, 3_000)
 PER_FOLDER: Final = 10
-RECORDS: Final = 64
 TASKS: Final = 5
 EVENTS_PER_S: Final = 1_000
 STEP_S: Final = 0.02
@@ -38,7 +37,7 @@ def open_rings(root: Path, number: int) -> list[Ring]:
     folders = [root / f"c{index:04d}" for index in range(number // PER_FOLDER)]
     for folder in folders:
         folder.mkdir(parents=True)
-    return [Ring(str(folder), RECORDS) for folder in folders for _ in range(PER_FOLDER)]
+    return [Ring(str(folder)) for folder in folders for _ in range(PER_FOLDER)]
 
 
 def mark(rings: list[Ring]) -> None:
