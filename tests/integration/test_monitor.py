@@ -185,6 +185,7 @@ async def test_a_killed_monitor_loses_nothing_and_the_next_one_has_another_id(
         monitor.kill()
         monitor.start()
     process.communicate()
+    await until(lambda: spoken(3), "the last monitor has told something")
     found = await rows_with(outside, (CLOSED, 600))
     assert [(BEGIN if seq % 2 else END, seq) for seq in range(1, 601)] == [row for row in found if row[0] != CLOSED]
     told = await batches(outside)
