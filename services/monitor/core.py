@@ -305,10 +305,8 @@ class Core:
         seen = {reading.container: self._container(reading) for reading in (snapshot.containers if snapshot else ())}
         for tasks in self._rings.values():
             pids = (tasks.pid,) if tasks.pid else ()
-            info = tasks.info
-            seen.setdefault(
-                info.container, ContainerMetrics(container=info.container, request_id=info.request_id, pids=pids)
-            )
+            if (name := tasks.info.container) not in seen:
+                seen[name] = ContainerMetrics(container=name, request_id=tasks.info.request_id, pids=pids)
         tasks_us = self._tasks_us(now_us)
         self._busy_of_closed = Counter({name: us for name, us in self._busy_of_closed.items() if name in seen})
         return tuple(_with_tasks(seen[container], tasks_us.get(container)) for container in sorted(seen))

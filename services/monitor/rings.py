@@ -317,6 +317,8 @@ class RingDirectory:
         self._changes = Changes()
         self._hints: set[str] | None = None
         """Folders that may have changed since the last scan; None: all of them."""
+        self._settled = False
+        """Whether a change of any of them will be such a hint."""
         self._scans = 0
         self._listing = _Listing(root)
         self._containers: dict[str, _Container] = {}
@@ -333,6 +335,8 @@ class RingDirectory:
         if self._scans % _LOOK_AT_ALL == 0:
             self._hints = None
         self._scans += 1
+        if self._settled and self._hints == set():
+            return found
         self._find_containers(found)
         for container in self._containers.values():
             names = self._names(container.listing)
@@ -345,6 +349,8 @@ class RingDirectory:
             found.new.extend(self._open_new(container, names))
             if ENDED in names and not container.readers:
                 self._remove_folder(container)
+        listings = [self._listing, *(container.listing for container in self._containers.values())]
+        self._settled = all(listing.told_of for listing in listings)
         return found
 
     def _remove_folder(self, container: _Container) -> None:

@@ -78,6 +78,15 @@ def begun_task(ring: Ring, deadline_us: int = DEADLINE_US) -> int:
     return int.from_bytes(ring.map[4096 + 8 : 4096 + 16], "little") // 1000 + deadline_us
 
 
+def test_new_rings_are_looked_for_a_little_too_early_rather_than_twice(loop: Looked, writer: Ring) -> None:
+    second = Ring(str(writer.path.parent))
+    loop.scan(37_499)
+    assert [ring_id(writer)] == list(loop._rings)
+    loop.scan(37_500)
+    assert [ring_id(writer), ring_id(second)] == list(loop._rings)
+    second.close()
+
+
 def test_a_ring_without_news_is_told_of_once(loop: Looked) -> None:
     assert () == loop.take(1).reads
 

@@ -385,6 +385,18 @@ def test_a_folder_that_nobody_tells_of_is_looked_at_now_and_then(container: Path
     second.close()
 
 
+def test_where_nothing_can_be_watched_each_scan_looks_at_each_folder(container: Path, writer: Ring) -> None:
+    directory = RingDirectory(container.parent)
+    directory._changes.close()
+    for path in (container, container.parent):
+        os.utime(path, ns=(1, 1))
+    directory.scan()
+    second = Ring(str(container), 16)
+    assert [second.path] == [found.path for found in directory.scan().new]
+    directory.close()
+    second.close()
+
+
 def test_the_folder_of_a_container_that_is_gone_goes_with_its_last_ring(tmp_path: Path) -> None:
     folder = tmp_path / "c1"
     folder.mkdir()
