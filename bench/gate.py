@@ -1,9 +1,8 @@
 """Whether the gate enforces: one core stands for a device, three containers whose set holds only in the gate's order.
 
 Without the gate the kernel shares the core between them and the first one's deadlines are missed; with it none is,
-unless the machine gave the core to somebody else. That is told apart by the trace: during a turn a container only
-computes, so what passed beyond its own processor time was taken by others; between turns the kernel says how long who
-was to run had no processor.
+unless the machine gave the core to somebody else. That is told apart by the trace: containers, gate and a process that
+fills what they leave are alone on the core, so what passed beyond their processor time was taken by others.
 """
 
 from __future__ import annotations
@@ -18,16 +17,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import laxity
 from bench import report as form
+from bench.core_time import OURS, filler, join, meet, ours
 from shared.admission import RtTask, Sharing, Verdict, admit
 from shared.messages import Regime
 
@@ -36,8 +36,6 @@ MARGIN_US: Final = 500
 WORK_RATIO: Final = 0.97
 """Part of the declared runtime that a task computes, in processor time; the rest is for the loop around it."""
 SETTLE_NS: Final = 1_000_000_000
-UNSEEN_NS: Final = 100_000
-"""Of a turn, as the gate sees it, before the container knows of it and after it has let go."""
 STAMPS: Final = struct.Struct("<QQ")
 SHOWN: Final = 10
 MOST_OF_BARE: Final = 4
@@ -62,27 +60,39 @@ def work(task: RtTask, core: int, began_ns: int, count: int) -> list[tuple[int, 
     """
     if core >= 0:
         os.sched_setaffinity(0, {core})
+    folder = Path(os.environ[OURS])
     with laxity.task(task.name, deadline_us=task.deadline_us):
         pass  # the first one makes the ring and finds the gate
+    join(folder, [os.getpid()], len(SET) + 1)
+    taken_ns = ours(folder).taken_ns
     spans, period_ns = list[tuple[int, ...]](), task.period_us * 1_000
     due_ns = began_ns + max(0, time.monotonic_ns() + SETTLE_NS // 2 - began_ns) // period_ns * period_ns
     for _ in range(count):
         time.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
-        begin_ns, delay_ns = time.monotonic_ns(), run_delay_ns()
+        owed_ns, begin_ns = held_against_ns(), time.monotonic_ns()
+        begin_taken_ns = taken_ns(begin_ns)
         with laxity.task(task.name, deadline_us=task.deadline_us):
-            in_ns, in_delay_ns, cpu_ns = time.monotonic_ns(), run_delay_ns(), time.thread_time_ns()
+            in_ns = time.monotonic_ns()
+            in_taken_ns, cpu_ns = taken_ns(in_ns), time.thread_time_ns()
             until_ns = cpu_ns + int(task.runtime_us * WORK_RATIO * 1_000)
             while time.thread_time_ns() < until_ns:
                 pass
-            used_ns, out_delay_ns, out_ns = time.thread_time_ns() - cpu_ns, run_delay_ns(), time.monotonic_ns()
-        spans.append((begin_ns, in_ns, out_ns, used_ns, in_delay_ns - delay_ns, run_delay_ns() - out_delay_ns))
+            out_ns = time.monotonic_ns()
+            out_taken_ns = taken_ns(out_ns)
+        spans.append((begin_ns, in_ns, out_ns, begin_taken_ns, in_taken_ns, out_taken_ns, *owed_ns))
         due_ns = began_ns - (began_ns - begin_ns - period_ns) // period_ns * period_ns
+    meet(folder, len(SET), "done", os.getpid())
     return spans
 
 
-def run_delay_ns() -> int:
-    """How long this process was ready to run and had no processor, so far."""
-    return int(Path("/proc/self/schedstat").read_bytes().split()[1])
+def held_against_ns() -> tuple[int, int]:
+    """Until when the gate lets this container wait for its last overrun, and how long that turn was; as it keeps it."""
+    ring = Path(os.environ["LAXITY_RING_DIR"])
+    try:
+        owed = json.loads((ring.parent / ".gate" / "owed" / ring.name).read_bytes())
+    except OSError:
+        return 0, 0
+    return owed["until_us"] * 1_000, owed["held_us"] * 1_000
 
 
 # ------------------------------------------------------------------------------------------ the trace
@@ -90,31 +100,30 @@ def run_delay_ns() -> int:
 
 @dataclass(frozen=True)
 class Span:
-    """One task: begun, let in, out of its turn. ``used_ns``: its own processor time on the device.
+    """One task: begun, let in, out of its turn, and what others had taken of the core by then, counted from no
+    particular moment.
 
-    ``before_ns`` and ``after_ns``: how long it was ready to run and had no processor, until it was in and when it gave
-    its turn back.
+    ``until_ns``: as the gate said, it was not to be let in before, since the turn before had lasted ``held_ns``.
     """
 
     task: RtTask
     begin_ns: int
     in_ns: int
     out_ns: int
-    used_ns: int
-    before_ns: int
-    after_ns: int
+    begin_taken_ns: int
+    in_taken_ns: int
+    out_taken_ns: int
+    until_ns: int = 0
+    held_ns: int = 0
 
     @property
     def late_ns(self) -> int:
         return self.out_ns - self.begin_ns - self.task.deadline_us * 1_000
 
     @property
-    def stolen_ns(self) -> int:
-        """What others took of the core during its turn."""
-        return self.out_ns - self.in_ns - self.used_ns
-
-
-NOBODY: Final = Span(SET[0], 0, 0, 0, 0, 0, 0)
+    def taken_ns(self) -> int:
+        """What others took of its turn."""
+        return self.out_taken_ns - self.in_taken_ns
 
 
 class Trace:
@@ -122,75 +131,75 @@ class Trace:
 
     def __init__(self, spans: Sequence[Span]) -> None:
         self.spans = sorted(spans, key=lambda span: span.in_ns)
-        self._barred = set(_barred(self.spans))
+        stamps = [((s.begin_ns, s.begin_taken_ns), (s.in_ns, s.in_taken_ns), (s.out_ns, s.out_taken_ns)) for s in spans]
+        self._stamps = sorted(stamp for three in stamps for stamp in three)
+        self._ready_ns = list(self._ready())
 
     def misses(self) -> list[Span]:
         return [span for span in self.spans if span.late_ns > 0]
 
     def unexplained(self) -> list[int]:
         """Places of the misses that would be, had nobody else had the core since the device was last idle."""
-        missed = [(place, span) for place, span in enumerate(self.spans) if span.late_ns > 0]
-        return [place for place, span in missed if span.late_ns > self.taken_ns(place) and span not in self._barred]
+        late = [span.late_ns - self._ready_ns[place] + span.begin_ns for place, span in enumerate(self.spans)]
+        return [place for place, late_ns in enumerate(late) if late_ns > max(0, self.taken_ns(place))]
 
     def taken_ns(self, place: int) -> int:
-        """What others took of the core up to the end of this turn since nobody had begun a task: of turns, and between.
+        """What others took of the core up to the end of this turn since nobody had a task that could begin.
 
         Whoever waits when a task begins may wait because of what was taken before.
         """
-        taken_ns, since_ns = 0, self.spans[place].begin_ns
-        for turn, before in pairwise([*self.spans[place::-1], NOBODY]):
-            since_ns = min(since_ns, turn.begin_ns)
-            between_ns = turn.in_ns - max(before.out_ns, turn.begin_ns)
-            taken_ns += turn.stolen_ns + max(0, min(turn.before_ns + before.after_ns, between_ns))
-            if before.out_ns <= since_ns:
+        since_ns = self._ready_ns[place]
+        for before in range(place - 1, -1, -1):
+            if self.spans[before].out_ns <= since_ns:
                 break
-        return taken_ns
+            since_ns = min(since_ns, self._ready_ns[before])
+        return self.spans[place].out_taken_ns - self._taken_by_ns(since_ns)
+
+    def _taken_by_ns(self, at_ns: int) -> int:
+        """By the next stamp of anybody: rather more than less."""
+        return self._stamps[bisect_left(self._stamps, (at_ns, -(1 << 62)))][1]
+
+    def _ready(self) -> Iterator[int]:
+        """When each task could begin: at once, unless its container waited for an overrun that others caused."""
+        last: dict[str, int] = {}
+        for place, span in enumerate(self.spans):
+            before = last.get(span.task.name)
+            waits = before is not None and self._was_made_to_overrun(before, span.held_ns)
+            yield max(span.begin_ns, span.until_ns) if waits else span.begin_ns
+            last[span.task.name] = place
+
+    def _was_made_to_overrun(self, place: int, held_ns: int) -> bool:
+        """Whether what others took of a turn, and of the ways into it and out of it, is why it lasted too long."""
+        span = self.spans[place]
+        since_ns = max(span.begin_ns, self.spans[place - 1].out_ns if place else 0)
+        after = self.spans[place + 1] if place + 1 < len(self.spans) else span
+        ways_ns = span.in_taken_ns - self._taken_by_ns(since_ns) + max(0, after.in_taken_ns - span.out_taken_ns)
+        most_ns = max(0, held_ns - (span.out_ns - span.in_ns))
+        return held_ns - (span.task.runtime_us + MARGIN_US) * 1_000 <= span.taken_ns + min(ways_ns, most_ns)
 
     def handovers_us(self) -> list[float]:
         """From the end of a turn to the begin of the next one, where somebody waited for it who was not held back."""
-        pairs = [(a, b) for a, b in pairwise(self.spans) if b.begin_ns < a.out_ns and b not in self._barred]
-        return sorted((b.in_ns - a.out_ns) / 1_000 for a, b in pairs)
+        pairs = zip(self.spans, self.spans[1:], strict=False)
+        return sorted((b.in_ns - a.out_ns) / 1_000 for a, b in pairs if max(b.begin_ns, b.until_ns) < a.out_ns)
 
     def overlaps(self) -> int:
         return sum(after.in_ns < before.out_ns for before, after in pairwise(self.spans))
-
-
-def _barred(spans: Sequence[Span]) -> Iterator[Span]:
-    """Those that had to wait since a task of their container had overrun by what others took; counted as in the core.
-
-    A turn is the gate's from the moment at which it was free to give: the way into it counts.
-    """
-    next_ns, until_ns, free_ns = Counter[str](), Counter[str](), 0
-    for span in spans:
-        name, task = span.task.name, span.task
-        if until_ns[name] > span.begin_ns:
-            yield span
-        arrival_ns, given_ns = max(span.begin_ns, next_ns[name]), max(span.begin_ns, free_ns, until_ns[name])
-        free_ns = span.out_ns + span.after_ns
-        held_ns, limit_ns = free_ns - given_ns, (task.runtime_us + MARGIN_US) * 1_000
-        next_ns[name] = arrival_ns + task.period_us * 1_000
-        if span.used_ns <= limit_ns < held_ns + UNSEEN_NS:
-            until_ns[name] = arrival_ns + held_ns * task.period_us // task.runtime_us
-            next_ns[name] = max(next_ns[name], until_ns[name])
-
-
-def together(traces: Sequence[Trace]) -> Trace:
-    return Trace([span for trace in traces for span in trace.spans])
 
 
 # ------------------------------------------------------------------------------------------ the runs
 
 
 @contextmanager
-def gate(root: Path) -> Iterator[None]:
-    """The node's gate, as its monitor starts it."""
+def gate(root: Path, core: int) -> Iterator[int]:
+    """The node's gate, as its monitor starts it, but on the device's own core; its process id."""
     command = [sys.executable, "-m", "services.monitor.gate", "--ring-root", str(root)]
     command += ["--margin-us", str(MARGIN_US), "--monitor", str(os.getpid())]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
+        os.sched_setaffinity(process.pid, {core})
         try:
-            yield
+            yield process.pid
         finally:
             process.kill()
 
@@ -204,16 +213,32 @@ def contain(root: Path, task: RtTask) -> Path:
     return folder
 
 
-def run(root: Path, core: int, count: int, *, gated: bool) -> Trace:
-    """Each container's ``count`` tasks, all released at the same times."""
+def run(root: Path, core: int, count: int, others: Sequence[int], *, gated: bool) -> Trace:
+    """Each container's ``count`` tasks, all released at the same times; ``others`` are ours on that core too."""
     began_ns = time.monotonic_ns() + SETTLE_NS
     started = []
+    folder = Path(tempfile.mkdtemp(dir=root, prefix="."))
     for index, task in enumerate(SET):
         environment = os.environ | {"LAXITY_RING_DIR": str(root / task.name), "LAXITY_GATE": str(int(gated))}
+        environment[OURS] = str(folder)
         command = [sys.executable, "-m", "bench.gate", "--worker", *map(str, (index, core, began_ns, count))]
         started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    join(folder, others, len(SET) + 1)
     printed = [process.communicate()[0] for process in started]
     return Trace([Span(task, *row) for task, text in zip(SET, printed, strict=True) for row in json.loads(text)])
+
+
+def together(traces: Sequence[Trace]) -> Trace:
+    """One after another; each counts what others took from its own beginning."""
+    spans = []
+    for trace in traces:
+        zero_ns = min(span.begin_taken_ns for span in trace.spans)
+        taken = [(s.begin_taken_ns - zero_ns, s.in_taken_ns - zero_ns, s.out_taken_ns - zero_ns) for s in trace.spans]
+        spans += [
+            replace(span, begin_taken_ns=begin, in_taken_ns=into, out_taken_ns=out)
+            for span, (begin, into, out) in zip(trace.spans, taken, strict=True)
+        ]
+    return Trace(spans)
 
 
 def verdict(regime: Regime, slice_us: int) -> Verdict:
@@ -277,7 +302,7 @@ def report(free: Trace, gated: Trace, bare: Sequence[float], slice_us: int) -> d
         "handovers": len(handovers),
         **_quantiles("handover", handovers),
         **_quantiles("bare", bare),
-        "stolen_p99_us": quantile(sorted(span.stolen_ns / 1_000 for span in gated.spans), 0.99),
+        "taken_of_a_turn_p99_us": quantile(sorted(span.taken_ns / 1_000 for span in gated.spans), 0.99),
     }
     ratio = round(figures["handover_p50_us"] / (figures["bare_p50_us"] or 1), 2)
     return form.found(
@@ -294,8 +319,9 @@ def report(free: Trace, gated: Trace, bare: Sequence[float], slice_us: int) -> d
         },
         "Real: the gate's process, three containers' processes on one core that stands for a device, SDK and "
         "socket. A miss is the host's where it would not be, had nobody else had the core since the device was idle: "
-        "during turns (wall clock less processor time) and between them (ready, and not running: schedstat); or where "
-        "its container waited because such a loss had made it overrun. Admission without the gate: time-sliced.",
+        "what passed, less the processor time of containers, gate and a process of idle priority that takes what they "
+        "leave; or where its container waited because such a loss had made it overrun. Admission without the gate: "
+        "time-sliced.",
     )
 
 
@@ -329,12 +355,13 @@ def main() -> None:
         return
     free, gated = [], []
     each = max(1, args.tasks // len(SET) // 2)
-    with tempfile.TemporaryDirectory() as name, gate(Path(name)):
+    with tempfile.TemporaryDirectory() as name, gate(Path(name), args.core) as arbiter, filler(args.core) as fills:
         for task in SET:
             contain(Path(name), task)
+        others = [arbiter, fills]
         for _ in range(2):
-            free.append(run(Path(name), args.core, max(1, each // 10), gated=False))
-            gated.append(run(Path(name), args.core, each, gated=True))
+            free.append(run(Path(name), args.core, max(1, each // 10), others, gated=False))
+            gated.append(run(Path(name), args.core, each, others, gated=True))
     told = report(together(free), together(gated), bare_us(args.core), args.slice_us)
     show(told, together(gated))
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from bench import gate
+from bench.core_time import OURS, filler, join
 from bench.gate import MARGIN_US, SET, Span, Trace, quantile
 from bench.report import tell
 from bench.shared_devices import Kept, declared, total
@@ -49,12 +50,12 @@ class Run:
         return [self.answers[name].outcome for name in names]
 
 
-def request(index: int, kind: Kind, command: Sequence[str]) -> PlaceRequest:
+def request(index: int, kind: Kind, command: Sequence[str], ours: Path) -> PlaceRequest:
     timing = declared(SET[index], kind).model_copy(update={"gate": kind is Kind.HARD})
     return PlaceRequest(
         request_id=SET[index].name,
         command=("python", "-m", "bench.gate", "--worker", *command),
-        env={"PYTHONPATH": str(ROOT)},
+        env={"PYTHONPATH": str(ROOT), OURS: str(ours)},
         gpu=Gpu(share=SHARE),
         realtime=timing,
         queue=True,
@@ -70,6 +71,8 @@ async def run(folder: Path, count: int, *, gated: bool) -> Run:
     env = {"LAXITY_MONITOR_GATE_MARGIN_US": str(MARGIN_US)}
     if gated:
         env["LAXITY_MONITOR_REGIMES"] = json.dumps({core: Regime.GATED})
+    ours = folder / "ours"
+    ours.mkdir()
     files = [folder / f"{task.name}.json" for task in SET]
     began_ns = time.monotonic_ns() + int(BEGIN_S * 1e9)
     async with cluster(folder, core + 1, **env) as client:
@@ -77,7 +80,7 @@ async def run(folder: Path, count: int, *, gated: bool) -> Run:
         rest = PlaceRequest(request_id="rest", command=("sleep", "600"), gpu=Gpu(count=core, share=1.0))
         await answer(client, rest)
         wanted = [
-            request(index, kind, (*map(str, (index, -1, began_ns, count)), "--spans", str(file)))
+            request(index, kind, (*map(str, (index, -1, began_ns, count)), "--spans", str(file)), ours)
             for index, file in enumerate(files)
         ]
         bare = declared(SET[0], Kind.FIRM).model_copy(update={"gate": False})
@@ -88,7 +91,9 @@ async def run(folder: Path, count: int, *, gated: bool) -> Run:
             ),
         ]
         answers = {each.request_id or "": await answer(client, each) for each in (*wanted, *others)}
-        await over(files, BEGIN_S + 3 * count * SET[0].period_us / 1e6 + WAIT_S)
+        with filler(core) as fills:  # not before: it is foreign use, and a gated device takes nobody beside that
+            await asyncio.to_thread(join, ours, [fills, *gates(folder, core)], len(SET) + 1)
+            await over(files, BEGIN_S + 3 * count * SET[0].period_us / 1e6 + WAIT_S)
         await asyncio.sleep(SETTLE_S)
         verdicts = await judged(client)
     spans = [Span(task, *row) for task, file in zip(SET, files, strict=True) for row in json.loads(file.read_text())]
@@ -109,13 +114,23 @@ async def answer(client: Client, wanted: PlaceRequest, limit_s: float = WAIT_S) 
 
 
 def keep_off(folder: Path, core: int) -> None:
-    """The cluster's own processes leave the core to those whose device it is; but for the gate, which has real-time
-    priority there where the host allows it.
-    """
+    """The cluster's own processes leave the core to those whose device it is."""
     others = os.sched_getaffinity(0) - {core}
     for pids in json.loads((folder / "cluster.json").read_bytes())["services"].values():
         for thread in (int(path.name) for pid in pids for path in Path(f"/proc/{pid}/task").iterdir()):
             os.sched_setaffinity(thread, others)
+
+
+def gates(folder: Path, core: int) -> list[int]:
+    """The processes of gates, which go to the device's core, so that its time is all that anybody waits for."""
+    services = json.loads((folder / "cluster.json").read_bytes())["services"].values()
+    children = [Path(f"/proc/{pid}/task/{pid}/children").read_text().split() for pids in services for pid in pids]
+    found = [
+        int(pid) for pids in children for pid in pids if b"monitor.gate" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    for pid in found:
+        os.sched_setaffinity(pid, {core})
+    return found
 
 
 async def over(files: Sequence[Path], limit_s: float) -> None:
