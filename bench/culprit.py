@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from random import Random
 from typing import Final
 
-from bench.culprit_world import World
+from bench.culprit_world import BEAT_US, World
 from bench.report import tell
 from shared.admission import RtTask, Sharing, admit
 from shared.messages import CauseKind, DeadlineEvent, Kind, Regime
@@ -26,6 +27,8 @@ WARM_US: Final = 2_000_000
 """Before the first fault: so long it takes to learn what neighbours take from each other (MPS)."""
 APART_US: Final = 500_000
 """Between two faults."""
+CAPPED: Final = 0.95
+"""Speed of a device whose power is capped, as it is usual on busy ones."""
 HOUR_US: Final = 3_600_000_000
 _JOBS: Final = 5_000
 
@@ -82,14 +85,18 @@ def _container(task: RtTask, regime: Regime, chance: Random) -> Container:
 # ------------------------------------------------------------------------------------------- overruns
 
 
-def overruns(regime: Regime, number: int, chance: Random) -> Counter[str]:
-    """So many overruns that made somebody miss: whether the first miss after each names the container as its cause."""
+def overruns(regime: Regime, number: int, chance: Random, speed: float | None = None) -> Counter[str]:
+    """So many overruns that made somebody miss: whether the first miss after each names the container as its cause.
+
+    `speed`: that of the device's clock, which its driver tells.
+    """
     counts: Counter[str] = Counter()
     while counts["hurt"] < number:
         sharing, containers = devices(regime, chance)
         if len(containers) < 2:
             continue
-        world = World(sharing, containers)
+        world = World(sharing, [slower(each, speed or 1) for each in containers])
+        world.speed = speed
         said = world.advance(WARM_US)
         counts["without_a_fault"] += sum(event.kind in ("missed", "noisy") for event in said)
         for _ in range(8):
@@ -100,6 +107,34 @@ def overruns(regime: Regime, number: int, chance: Random) -> Counter[str]:
             said = world.advance(world.device.now_us + APART_US)
             counts.update(_judged([event for event in said if event.kind == "missed"], culprit.name))
             counts["alarms"] += sum(event.kind == "noisy" for event in said)
+    return counts
+
+
+def slower(container: Container, speed: float) -> Container:
+    """What runs on a device whose clock is held back: all of its time goes with the clock."""
+    took_us = {number: int(us / speed) for number, us in container.runtimes_us.items()}
+    return replace(container, runtimes_us=took_us)
+
+
+def slowed(regime: Regime, number: int, chance: Random, *, told: bool) -> Counter[str]:
+    """So many misses on devices whose clock is at a third to two thirds: what is named first, the device or somebody.
+
+    `told`: whether the driver tells of the clock.
+    """
+    counts: Counter[str] = Counter()
+    while counts["misses"] < number:
+        sharing, containers = devices(regime, chance)
+        if len(containers) < 2:
+            continue
+        speed = chance.uniform(0.33, 0.67)
+        world = World(sharing, [slower(each, speed) for each in containers])
+        world.speed = speed if told else None
+        world.advance(BEAT_US)
+        for event in world.advance(BEAT_US + WARM_US):
+            if event.kind == "missed" and event.because:
+                first = event.because[0]
+                device, nobody = first.cause is CauseKind.THROTTLED, first.container is None
+                counts.update(misses=1, device=int(device), accused=int(not nobody), unknown=int(nobody and not device))
     return counts
 
 
@@ -196,6 +231,11 @@ def loud(chance: Random) -> int:
 def report(counts: Counter[str]) -> None:
     names = [str(regime) for regime in REGIMES]
     ratios = {f"{name}_right": counts[f"{name}_right"] / max(1, counts[f"{name}_hurt"]) for name in names}
+    for name in names:
+        ratios[f"capped_{name}_right"] = counts[f"capped_{name}_right"] / max(1, counts[f"capped_{name}_hurt"])
+        for way in ("told", "not_told"):
+            slow = f"slowed_{way}_{name}"
+            ratios[f"{slow}_device"] = counts[f"{slow}_device"] / max(1, counts[f"{slow}_misses"])
     ratios["noisy_in_time"] = counts["noisy_in_time"] / max(1, counts["noisy_pairs"])
     pairs = sum(counts[f"quiet_{name}_pairs"] for name in names)
     alarms = sum(counts[f"quiet_{name}_alarms"] for name in names)
@@ -207,6 +247,9 @@ def report(counts: Counter[str]) -> None:
         ratios={name: round(ratio, 4) for name, ratio in ratios.items()},
         holds={
             "a culprit is named rightly in 95 % of overruns": min(ratios[f"{name}_right"] for name in names) >= TARGET,
+            "also on a device whose power is capped": min(ratios[f"capped_{name}_right"] for name in names) >= TARGET,
+            "a clock that is told to be held back is named": min(ratios[f"slowed_told_{n}_device"] for n in names)
+            >= TARGET,
             "a noisy neighbour is found within 20 tasks or 1 s, in 95 %": ratios["noisy_in_time"] >= TARGET,
             "nobody is accused where nobody does anything": accused == 0,
             "false alarms below 1 in 1,000 pairs and 10 s": ratios["false_alarms_per_pair"] <= 1e-3,
@@ -214,7 +257,9 @@ def report(counts: Counter[str]) -> None:
         notes="All simulated, in virtual time; the tracker and the monitor's rules are the real ones. hurt: overruns "
         "after which somebody missed; right, wrong, unknown: what the first miss said; misses_: all misses. Noisy: the "
         "neighbour slows the others by a half to one and a half. Quiet: nobody has any effect but by sharing. On MPS "
-        "devices with overruns each slows the others by 5 to 15 %: alarms before the first fault are of these.",
+        "devices with overruns each slows the others by 5 to 15 %: alarms before the first fault are of these. Capped: "
+        "overruns on a device whose clock is at 95 % and says so. Slowed: misses on devices whose clock is at a third "
+        "to two thirds, told by the driver or not, and whether the device is named first.",
     )
 
 
@@ -227,6 +272,10 @@ def measure(number: int, seed: int) -> Counter[str]:
 
     for regime in REGIMES:
         note(str(regime), overruns(regime, number, Random(f"{seed} overruns {regime}")))
+        note(f"capped_{regime}", overruns(regime, max(1, number // 5), Random(f"{seed} capped {regime}"), CAPPED))
+        for told in (True, False):
+            found = slowed(regime, number, Random(f"{seed} slowed {regime}"), told=told)
+            note(f"slowed_{'told' if told else 'not_told'}_{regime}", found)
         note(f"quiet_{regime}", quiet(regime, max(1, number // 20), Random(f"{seed} quiet {regime}")))
     note("noisy", noisy(max(1, number // 5), Random(f"{seed} noisy"), loud))
     return counts

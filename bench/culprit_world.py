@@ -22,14 +22,19 @@ from shared.effects import (
     ReadingFrom,
     Received,
     Tick,
+    Unread,
     WatchReplayed,
 )
 from shared.messages import (
     DeadlineEvent,
     DeviceFacts,
+    DeviceMetrics,
+    Measured,
     NodeFacts,
+    NodeMetrics,
     NodeReservations,
     NodeState,
+    Regime,
     Reservation,
     RingInfo,
     TaskBatch,
@@ -43,6 +48,9 @@ UUID: Final = "GPU-1"
 POLL_US: Final = 5_000
 """How often the rings are read."""
 TICK_US: Final = 250_000
+BEAT_US: Final = 1_000_000
+FULL_MHZ: Final = 2_000
+POWER_CAP: Final = 0x04
 
 
 class World:
@@ -60,6 +68,8 @@ class World:
         self._seqs: dict[str, int] = {}
         self._begun: dict[int, int] = {}
         self._batches = self._revision = 0
+        self.speed: float | None = None
+        """Of the device's clock, as its driver tells; None: it tells nothing."""
         self._do(WatchReplayed(DEADLINES, frozenset()))
         self._tell_facts()
         for container in containers:
@@ -106,6 +116,8 @@ class World:
             self._do(Received(f"rt.events.task.{NODE}", batch, seq=self._batches))
         if due:
             self._do(Tick("", now_us))
+        if self.speed is not None and now_us % BEAT_US == 0:
+            self._do(Unread(f"rt.metrics.{NODE}", _heartbeat(now_us, self.speed)))
 
     def _row(self, job: Job, what: What, at_us: int) -> Row:
         seq = self._seqs[job.container] = self._seqs[job.container] + 1
@@ -147,6 +159,38 @@ class World:
         self._do(CommitDone(commit.commit, CommitOutcome.WRITTEN, {w.key: self._revision for w in commit.writes}))
         for write in commit.writes:
             self._do(KeyChanged(DEADLINES, write.key, write.value, self._revision))
+
+
+def _heartbeat(now_us: int, speed: float) -> bytes:
+    told = {
+        "throttle_reasons": POWER_CAP * (speed < 1),
+        "sm_clock_mhz": int(speed * FULL_MHZ),
+        "sm_clock_max_mhz": FULL_MHZ,
+    }
+    unknown = Measured(value=None, reason="not_supported")
+    device = DeviceMetrics(
+        uuid=UUID,
+        index=0,
+        model="sim",
+        regime=Regime.EXCLUSIVE,
+        healthy=True,
+        memory_mib=None,
+        utilisation_ratio=unknown,
+        memory_used_mib=unknown,
+        age_us=0,
+        health={name: Measured(value=value) for name, value in told.items()},
+    )
+    return NodeMetrics(
+        node=NODE,
+        start_id="s",
+        counter=1,
+        at_us=now_us,
+        mono_us=now_us,
+        period_us=BEAT_US,
+        devices=(device,),
+        cpu_milli=1,
+        memory_mib=1,
+    ).to_json()
 
 
 def _reservation(container: Container) -> Reservation:

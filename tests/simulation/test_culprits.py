@@ -18,6 +18,19 @@ def test_the_culprit_of_nearly_every_overrun_is_named_rightly(regime: Regime) ->
     assert 0 == found["alarms"] or regime is Regime.MPS  # where neighbours do slow each other down, by contention
 
 
+@pytest.mark.parametrize("regime", culprit.REGIMES)
+def test_a_clock_that_is_told_to_be_held_back_is_named_and_nobody_on_the_device(regime: Regime) -> None:
+    told, inferred = (culprit.slowed(regime, 20, Random(11), told=told) for told in (True, False))
+    assert told["device"] == told["misses"] >= 20
+    assert inferred["device"] < inferred["misses"]
+
+
+def test_a_power_cap_that_is_usual_hides_no_culprit() -> None:
+    found = culprit.overruns(Regime.GATED, 30, Random(11), culprit.CAPPED)
+    assert found["hurt"] >= 30
+    assert found["right"] >= culprit.TARGET * found["hurt"]
+
+
 def test_an_answer_that_names_another_container_is_counted_as_wrong() -> None:
     because = (Cause(cause=CauseKind.OVERRAN, container="a", amount_us=1),)
     said = {"kind": "missed", "task": 1, "deadline_us": 1, "met": 0, "missed": 1, "guarantee": 0.9}
