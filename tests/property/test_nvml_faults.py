@@ -23,15 +23,16 @@ from services.monitor.probes.base import Capacity
 from services.monitor.probes.nvml_process import NvmlProcess
 from services.monitor.probes.reasons import Reason
 from shared.effects import Tick
-from shared.messages import DeviceMetrics, Measured, NodeMetrics
+from shared.messages import DeviceMetrics, GpuUse, Measured, NodeMetrics
 from tests.fake_nvml.build import FakeDriver, build_fake_nvml
-from tests.gpu_node import DEADLINE_S, FOREIGN, Node
+from tests.gpu_node import DEADLINE_S, FOREIGN, OURS, Node
 
 MACHINES = ("h100", "h200", "h200-mig", "l40s", "geforce", "gb10", "gb10-zero", "jetson", "jetson-zero", "old", "r510")
 HASTE_S = 0.3
 """How long the driver may take in a cycle."""
 BUSY = (
     f"DeviceGetComputeRunningProcesses* [0-9]* {FOREIGN}:{100 << 20}",
+    f"DeviceGetComputeRunningProcesses* 1 {FOREIGN}:{100 << 20} {OURS}:{50 << 20}",
     "DeviceGetTotalEccErrors* [0-9]* 5",
     "DeviceGetRemappedRows [0-9]* 1 2 1 1",
     "DeviceGetFanSpeed [0-9]* 30",
@@ -73,6 +74,8 @@ WIDE = (
     "DeviceGetHandleByIndex_v2",
     "DeviceGetMigDeviceHandleByIndex",
 )
+OF_ONE_PROCESS = ("not_supported", "implausible")
+"""Reasons why a sum over processes is unknown although it is known who they are."""
 CODES = (*range(1, 31), 77, 999)
 HUGE = (2**32 - 1, 2**31 - 16, 2**31 - 1, 2**63 - 14, 2**63 - 16, 2**64 - 1, 2**64 - 2, 140737488355328, 101, 4096)
 TEXTS = ("\udcff\udcfe", "[Unknown Error]", "x" * 90, "ERROR - FAILED TO CONVERT TO STRING", "GPU-\u00e9")
@@ -144,6 +147,10 @@ class Watched:
         self.kinds.update(row.split(maxsplit=2)[2].split()[0] for row in faults)
         late = self.node.process._asked_s is not None  # what comes is the answer to a question of an earlier cycle
         told = self.publishes()
+        listed = {d.uuid for d in told.devices if d.reasons.get("foreign_memory_mib") in (None, *OF_ONE_PROCESS)}
+        for container in told.containers:
+            for use in container.use.gpus if container.use else ():
+                plausible(use, listed)
         for device in told.devices:
             sound(device)
             if not late and self.spared(device, faults):
@@ -200,6 +207,15 @@ def sound(device: DeviceMetrics) -> None:
         assert (values(device)[name] or 0) <= (device.memory_mib or math.inf), (name, device)
     assert device.healthy == (device.reason is None)
     assert device.reason is None or device.reason in set(Reason), device
+
+
+def plausible(use: GpuUse, listed: set[str]) -> None:
+    """What a container has of a GPU is a number that can be, or null with a reason; nothing, where all are listed."""
+    for value in (use.memory_mib, use.utilisation_ratio, use.busy_us, use.busy_error_us):
+        assert value is None or (value.value is None) == (value.reason in set(Reason)), use
+    assert 0 <= (use.memory_mib.value or 0) <= LIMITS["memory_mib"], use
+    assert use.memory_mib.value != 0 or use.uuid in listed, use
+    assert use.utilisation_ratio is None or 0 <= (use.utilisation_ratio.value or 0) <= 1, use
 
 
 def why(device: DeviceMetrics, name: str) -> str | None:
