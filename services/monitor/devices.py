@@ -156,6 +156,9 @@ class Devices:
                 reading, values, now_us, reading.fault, health, now_us - reading.age_us, not reading.read
             )
             return
+        if not reading.read and reading.fault is None:
+            device.missed = True  # what is known of it ages
+            return
         if device.fault is None and self._stale(device, now_us):
             device.fault, device.good = STALE, 0
         device.reading, device.values, device.health, device.seen_us = reading, values, health, now_us

@@ -41,6 +41,14 @@ def node(nvml_driver: FakeDriver, nvml_process: NvmlProcess) -> Node:
 
 
 @pytest.fixture
+def patient(nvml_driver: FakeDriver) -> Iterator[Node]:
+    """One whose driver has little time, and which does not try again soon."""
+    made = NvmlProcess(0.3, first_deadline_s=DEADLINE_S, pause_s=300)
+    yield Node(nvml_driver, made)
+    made.restart()
+
+
+@pytest.fixture
 def hasty(nvml_driver: FakeDriver) -> Iterator[Node]:
     """One whose driver has little time."""
     made = NvmlProcess(0.2, first_deadline_s=DEADLINE_S, pause_s=0.001)

@@ -200,15 +200,54 @@ def test_M24_a_driver_that_hangs_is_given_up_in_time_and_seen_again_when_it_is_w
     hasty.until(lambda devices: [None, None] == faults(devices))
     hasty.driver.plays("hung")
     began_s = time.monotonic()
-    devices = hasty.read()
+    assert ["driver_hung", None] == faults(hasty.read())  # the other one has not been asked
     assert time.monotonic() - began_s < 2
-    assert ["driver_hung"] * 2 == faults(devices)
+    devices = hasty.until(lambda devices: ["driver_hung"] * 2 == faults(devices))
     assert [(81_008, Reading(None, "driver_hung"))] * 2 == [
         (device.memory_mib.value, device.utilisation_ratio) for device in devices
     ]
     assert ["driver_hung"] * 2 == faults(hasty.read())  # also while a new process is asked
     hasty.driver.plays("h100")
     hasty.until(lambda devices: [None, None] == faults(devices))
+
+
+@pytest.mark.parametrize("ill, fault", [("hang", "driver_hung"), ("crash", "driver_crashed")])
+@pytest.mark.parametrize("first", [True, False])
+def test_M24_one_gpu_in_which_the_driver_hangs_or_crashes_leaves_the_other(
+    patient: Node, ill: str, fault: str, first: bool
+) -> None:
+    node, sick = patient, 0 if first else 1
+    node.until(lambda devices: [None, None] == faults(devices))
+    node.seen.clear()
+    node.driver.fails(f"DeviceGetMemoryInfo* {sick} {ill}")
+    node.until(lambda devices: devices[sick].fault == fault)
+    hangs = f"DeviceGetMemoryInfo* {sick} {ill}"
+    node.driver.fails(hangs, "DeviceGetUtilizationRates * 50 50")
+    node.until(lambda devices: Reading(0.5) == devices[1 - sick].utilisation_ratio)
+    asked_by = asking()
+    node.driver.fails(hangs, "DeviceGetUtilizationRates * 60 50")
+    node.until(lambda devices: Reading(0.6) == devices[1 - sick].utilisation_ratio)
+    assert asked_by == asking()  # it is not asked again and again
+    assert {None} == {snapshot.devices[1 - sick].fault for snapshot in node.seen}
+    devices = told(*node.seen).devices
+    assert [(False, fault), (True, None)] == [(devices[at].healthy, devices[at].reason) for at in (sick, 1 - sick)]
+
+
+def test_a_gpu_that_hung_is_asked_again_and_last(hasty: Node) -> None:
+    hasty.until(lambda devices: [None, None] == faults(devices))
+    hasty.driver.fails("DeviceGetMemoryInfo* 0 hang")
+    hasty.until(lambda devices: ["driver_hung", None] == faults(devices) and devices[1].read)
+    hasty.until(lambda devices: ["driver_hung", None] == faults(devices) and devices[1].read)
+    hasty.driver.fails()
+    assert [True, True] == [device.read for device in hasty.until(lambda d: [None, None] == faults(d) and d[0].read)]
+
+
+def test_a_gpu_that_hung_and_is_gone_is_not_told_for_ever(patient: Node) -> None:
+    patient.until(lambda devices: [None, None] == faults(devices))
+    patient.driver.fails("DeviceGetMemoryInfo* 1 hang")
+    patient.until(lambda devices: [None, "driver_hung"] == faults(devices))
+    patient.driver.fails("DeviceGetCount_v2 - 1")
+    patient.until(lambda devices: [None] == faults(devices))
 
 
 def asking() -> set[int]:
@@ -245,7 +284,7 @@ def test_a_driver_that_fails_leaves_its_reason_and_is_seen_again(node: Node, pro
     node.plays("h100")
     node.process.restart()  # what fails at its start is asked by a new process
     node.driver.plays(profile)
-    assert [reason] * 2 == faults(node.read())
+    node.until(lambda devices: [reason] * 2 == faults(devices))
     assert {"c"} == {container.container for container in node.seen[-1].containers}
     assert 1 == node.counts[f"nvml.{reason}"]
     assert [None, None] == faults(node.plays("h100"))

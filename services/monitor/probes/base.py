@@ -67,7 +67,7 @@ class DeviceReading:
     age_us: int = 0
     """The values may be so old already."""
     read: bool = True
-    """False: it was not read in this cycle, and only what does not change is told."""
+    """False: it was not read in this cycle. With a fault only what does not change is told, without one nothing new."""
     xids: tuple[XidReading, ...] = ()
     pci_bus_id: str | None = None
     gpu_instance: int | None = None

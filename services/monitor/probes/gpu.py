@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -137,6 +137,8 @@ class GpuProbe:
     def read(self) -> Snapshot:
         host = self._host.read()
         answer = self._driver.ask()
+        if answer.pending and not answer.gpus:
+            return replace(host, devices=tuple(self._ageing(())), counts={**host.counts, **self._counts})
         failed = answer.failed
         now_s = time.monotonic()
         self._cards.take(answer.gpus, now_s)
@@ -144,12 +146,18 @@ class GpuProbe:
         found = [self._cards.told(reading, failed, now_s) for reading in found]
         self._note(failed, len(found))
         self._told |= {reading.uuid: reading for reading in found}
+        if answer.pending:
+            found += self._ageing([reading.uuid for reading in found])
         if failed:
             self._times.failed(failed, now_s)
         else:
             self._times.take(_samples(answer), self._holders, host.containers, now_s)
         containers = with_gpus(host.containers, {} if failed else self._holders, self._times)
         return replace(host, devices=tuple(found), containers=containers, counts={**host.counts, **self._counts})
+
+    def _ageing(self, told: Collection[str]) -> list[DeviceReading]:
+        """The others, of which there is nothing new."""
+        return [replace(reading, read=False) for uuid, reading in self._told.items() if uuid not in told]
 
     def _note(self, failed: str | None, devices: int) -> None:
         """Count what is wrong in each cycle, and log it once."""

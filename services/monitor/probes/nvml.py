@@ -1,9 +1,10 @@
 """The program that asks NVIDIA's driver, in a process of its own; what the answers mean is decided elsewhere.
 
-``python nvml.py PARENT``: for each line on stdin one line of JSON on stdout, with all GPUs. A driver may hang for ever
-or bring its process down, so the monitor never loads it itself. Nothing of ours is imported: this starts again and
-again while a driver is ill. One value that the driver refuses is a reason in its place and leaves the others as they
-are.
+``python nvml.py PARENT``: for each line on stdin, which says what GPUs are not to be asked, lines of JSON on stdout:
+two for each GPU, before it is asked and after, and one for the end. A driver may hang for ever or bring its process
+down: so the monitor never loads it itself, and knows from these lines in which GPU it was. Nothing of ours is imported:
+this starts again and again while a driver is ill. One value that the driver refuses is a reason in its place and leaves
+the others as they are.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ REASONS: Final = {
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: "not_in_this_driver",
     pynvml.NVML_ERROR_DEPRECATED: "deprecated",
     pynvml.NVML_ERROR_NOT_READY: "not_ready",
-    pynvml.NVML_ERROR_GPU_NOT_FOUND: "not_found",
+    pynvml.NVML_ERROR_GPU_NOT_FOUND: "no_devices",
 }
 """Codes of NVML in our words (reasons.py); any other is ``driver_error``."""
 
@@ -72,22 +73,32 @@ def main() -> None:
     os.dup2(2, 1)  # what a driver prints is no answer
     known: dict[int, str] = {}
     lost_cycles = 0
-    for cycle, _ in enumerate(sys.stdin):
+
+    def say(**said: Any) -> None:
+        answers.write(json.dumps(said) + "\n")
+        answers.flush()
+
+    for cycle, line in enumerate(sys.stdin):
+        question = json.loads(line)
         failed = None if pynvml.nvmlLib and lost_cycles < REINIT_AFTER else _init()
         found: list[dict[str, Any]] = []
+        count = 0
         if not failed:
             try:
-                found = _gpus(known)
+                count = _count()
+                for index in _order(count, question):
+                    say(asking=index)
+                    found.append(_gpu(index, known))
+                    say(gpu=found[-1])
                 if cycle % TOPOLOGY_EVERY == 0:
-                    found = [_placed(gpu) for gpu in found]
-                failed = None if found else "no_devices"  # their files are not here
+                    for gpu in found:
+                        say(gpu=_placed(gpu, question["skip"]))
             except pynvml.NVMLError as error:
                 failed = _reason(error)
             except OverflowError:
                 failed = "implausible"
         lost_cycles = (lost_cycles % REINIT_AFTER) + 1 if any(map(_lost, found)) else 0
-        answers.write(json.dumps({"failed": failed, "gpus": found}) + "\n")
-        answers.flush()
+        say(done=True, failed=failed, count=count)
         if failed:
             return
 
@@ -105,15 +116,19 @@ def _init() -> str | None:
     return None
 
 
-def _gpus(known: dict[int, str]) -> list[dict[str, Any]]:
-    """All GPUs of the machine. ``known``: their uuids by index, for one that does not even tell that any more.
-
-    Raises NVMLError where the driver itself does not answer, OverflowError where it has more than can be.
-    """
-    count = pynvml.nvmlDeviceGetCount()
+def _count() -> int:
+    """How many GPUs there are. Raises NVMLError where there is none, OverflowError where it is no number of GPUs."""
+    count: int = pynvml.nvmlDeviceGetCount()
     if count > MOST_DEVICES:
         raise OverflowError
-    return [_gpu(index, known) for index in range(count)]
+    if count == 0:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_NOT_FOUND)  # their files are not here
+    return count
+
+
+def _order(count: int, question: dict[str, list[int]]) -> list[int]:
+    """The GPUs to ask, by index; those that did not answer before come last."""
+    return sorted(set(range(count)) - set(question["skip"]), key=lambda index: (index in question["last"], index))
 
 
 def _lost(gpu: dict[str, Any]) -> bool:
@@ -121,6 +136,7 @@ def _lost(gpu: dict[str, Any]) -> bool:
 
 
 def _gpu(index: int, known: dict[int, str]) -> dict[str, Any]:
+    """One GPU. ``known``: uuids by index, for one that does not even tell that any more."""
     handle = _ask(pynvml.nvmlDeviceGetHandleByIndex, index)
     if handle["reason"]:
         lost = {"value": known.get(index), "reason": handle["reason"]}
@@ -157,12 +173,12 @@ def _instance(index: int, handle: Any) -> dict[str, Any]:
     return {**_device(index, handle), "instance": _ask(pynvml.nvmlDeviceGetGpuInstanceId, handle)}
 
 
-def _placed(gpu: dict[str, Any]) -> dict[str, Any]:
+def _placed(gpu: dict[str, Any], skip: list[int]) -> dict[str, Any]:
     """With what it is linked to."""
     handle = _ask(pynvml.nvmlDeviceGetHandleByIndex, gpu["index"])
     if handle["reason"]:
         return gpu
-    asked = {"links": _ask(_links, handle["value"]), "levels": _ask(_levels, gpu["index"], handle["value"])}
+    asked = {"links": _ask(_links, handle["value"]), "levels": _ask(_levels, gpu["index"], handle["value"], skip)}
     return gpu | asked
 
 
@@ -244,15 +260,16 @@ def _links(handle: Any) -> list[tuple[int, str]]:
     return found
 
 
-def _levels(index: int, handle: Any) -> list[tuple[int, int]]:
+def _levels(index: int, handle: Any, skip: list[int]) -> list[tuple[int, int]]:
     """To each GPU of a higher index; one that does not answer is left out."""
 
     def level(other: int) -> int:
         return int(pynvml.nvmlDeviceGetTopologyCommonAncestor(handle, pynvml.nvmlDeviceGetHandleByIndex(other)))
 
-    asked = {other: _ask(level, other) for other in range(index + 1, pynvml.nvmlDeviceGetCount())}
+    others = [other for other in range(index + 1, pynvml.nvmlDeviceGetCount()) if other not in skip]
+    asked = {other: _ask(level, other) for other in others}
     if asked and all(each["reason"] for each in asked.values()):
-        level(index + 1)  # raises why
+        level(others[0])  # raises why
     return [(other, each["value"]) for other, each in asked.items() if each["reason"] is None]
 
 

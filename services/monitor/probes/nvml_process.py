@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +19,8 @@ from services.monitor.probes.reasons import Reason
 
 PROGRAM: Final = (sys.executable, "-P", str(Path(__file__).with_name("nvml.py")))
 LONGEST_PAUSE_S: Final = 30.0
+LONGEST_ASIDE_S: Final = 600.0
+"""To ask a GPU that hangs costs the process, and with it a cycle: it hardly ever comes back without a reset."""
 _MOST_BYTES: Final = 1 << 24
 
 
@@ -124,10 +128,34 @@ class Answer(_Part):
     gpus: tuple[RawGpu, ...] = ()
     age_us: int = 0
     """Time since the question: nothing in it is older. A first answer may take long."""
+    pending: bool = False
+    """Not all GPUs were asked: of one that is left out there is nothing new."""
+
+
+class _Said(_Part):
+    """A line: which GPU is asked now, what one answered, or the end."""
+
+    asking: int | None = None
+    gpu: RawGpu | None = None
+    done: bool = False
+    failed: str | None = None
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Aside:
+    """A GPU that is not asked before ``until_s``."""
+
+    reason: Reason
+    pause_s: float
+    until_s: float
 
 
 class NvmlProcess:
     """Asks, and kills what does not answer in time.
+
+    A GPU in which it hung or crashed is not asked for a while, which doubles each time up to LONGEST_ASIDE_S, and then
+    last, so that the others are told all the while.
 
     A new process is started at the next question, after a pause that doubles with each failure from ``pause_s`` to
     LONGEST_PAUSE_S. One that hangs in the kernel does not even die: no other is started beside it.
@@ -143,6 +171,11 @@ class NvmlProcess:
         self._failures = 0
         self._not_before_s = 0.0
         self._last = Answer(failed=Reason.DRIVER_STARTING)
+        self._gpus: dict[int, RawGpu] = {}
+        self._asking: int | None = None
+        self._asking_s = 0.0
+        self._aside: dict[int, _Aside] = {}
+        self._uuids: dict[int, str] = {}
 
     def ask(self) -> Answer:
         """Takes little more than the deadline, and never raises."""
@@ -152,14 +185,10 @@ class NvmlProcess:
             self._last = self._answer()
         except TimeoutError:
             if self._may_take_longer():
-                return self._last if self._failures else Answer(failed=Reason.DRIVER_STARTING)
-            self._last = Answer(failed=Reason.DRIVER_HUNG)
+                return self._last if self._last.failed else Answer(pending=True)
+            self._last = self._broken(Reason.DRIVER_HUNG)
         except (OSError, EOFError, ValidationError):
-            self._last = Answer(failed=Reason.DRIVER_CRASHED)
-        if self._last.failed:
-            self._fail()
-        else:
-            self._answered, self._failures = True, 0
+            self._last = self._broken(Reason.DRIVER_CRASHED)
         return self._last
 
     def restart(self) -> None:
@@ -190,13 +219,57 @@ class NvmlProcess:
             command, pipe = [*PROGRAM, str(os.getpid())], subprocess.PIPE
             self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0, start_new_session=True)
         if self._asked_s is None:
-            assert self._process.stdin is not None
-            self._process.stdin.write(b"\n")
             self._asked_s = time.monotonic()
-        line = self._line(self._process, time.monotonic() + self._deadline_s)
-        age_us = round((time.monotonic() - self._asked_s) * 1_000_000)
+            self._gpus, self._asking = {}, None
+            assert self._process.stdin is not None
+            self._process.stdin.write(self._question(self._asked_s))
+        until_s = time.monotonic() + self._deadline_s
+        while not (said := _Said.model_validate_json(self._line(self._process, until_s))).done:
+            if said.gpu is not None:
+                self._gpus[said.gpu.index] = said.gpu
+                self._aside.pop(said.gpu.index, None)
+            self._asking, self._asking_s = said.asking, time.monotonic()
+        if not said.failed:  # others are gone
+            self._uuids = {index: uuid for index, uuid in self._uuids.items() if index < said.count}
+            self._aside = {index: aside for index, aside in self._aside.items() if index < said.count}
+            self._answered, self._failures = True, 0
+        answer = self._all(said.failed)
+        if said.failed:
+            self._fail()
+        return answer
+
+    def _question(self, now_s: float) -> bytes:
+        """Not in a first answer either, which may take long."""
+        skip = [index for index, aside in self._aside.items() if now_s < aside.until_s or not self._answered]
+        return json.dumps({"skip": skip, "last": list(self._aside)}).encode() + b"\n"
+
+    def _all(self, failed: str | None) -> Answer:
+        """What was said so far; those that were set aside are told by the names that they had."""
+        age_us = round((time.monotonic() - (self._asked_s or 0.0)) * 1_000_000)
         self._asked_s = None
-        return Answer.model_validate_json(line).model_copy(update={"age_us": age_us})
+        self._uuids |= {i: gpu.uuid.value for i, gpu in self._gpus.items() if isinstance(gpu.uuid.value, str)}
+        aside = {
+            index: RawGpu(index=index, uuid=Asked(value=self._uuids.get(index), reason=each.reason))
+            for index, each in self._aside.items()
+        }
+        unasked = self._uuids.keys() - self._gpus.keys() - aside.keys()
+        if failed or not (self._gpus or unasked):
+            return Answer(failed=failed or max(each.reason for each in self._aside.values()))
+        told = sorted((self._gpus | aside).items())
+        return Answer(gpus=tuple(gpu for _, gpu in told), age_us=age_us, pending=bool(unasked))
+
+    def _broken(self, reason: Reason) -> Answer:
+        """The process did not come to an end: it is given up, and with it the GPU that it asked for a while."""
+        if self._asking is not None:
+            before = self._aside.get(self._asking)
+            pause_s = min(LONGEST_ASIDE_S, before.pause_s * 2) if before else self._pause_s
+            self._aside[self._asking] = _Aside(reason, pause_s, time.monotonic() + pause_s)
+        answer = self._all(None if self._asking is not None or self._gpus else reason)
+        if answer.failed:
+            self._fail()
+        else:
+            self.restart()
+        return answer
 
     def _line(self, process: subprocess.Popen[bytes], until_s: float) -> bytes:
         """Raises TimeoutError, and EOFError where the process has ended."""
@@ -214,8 +287,13 @@ class NvmlProcess:
         return line
 
     def _may_take_longer(self) -> bool:
-        """A first answer may take longer than the ones after it."""
-        return not self._answered and time.monotonic() < (self._asked_s or 0.0) + self._first_deadline_s
+        """A first answer may take longer than the ones after it, and a tenth of that for each GPU."""
+        if self._answered:
+            return False
+        since_s, most_s = self._asked_s or 0.0, self._first_deadline_s
+        if self._asking is not None:
+            since_s, most_s = self._asking_s, most_s / 10
+        return time.monotonic() < since_s + most_s
 
     def _fail(self) -> None:
         self.restart()
