@@ -15,7 +15,7 @@ from services.placer.core.accounts import Load
 from services.placer.core.columns import Array, Columns, Ints
 from services.placer.core.demand import NEWCOMER, Demand
 from services.placer.core.measured import Measured
-from shared.admission import NO_SLACK, Loads, Verdict, admit_kind
+from shared.admission import NO_SLACK, Loads, Verdict, admit_kind, by_measure
 from shared.messages import Kind
 
 _FEW: Final = 16
@@ -31,13 +31,18 @@ _COLUMNS: Final[dict[str, Any]] = {
 
 def admit(demand: Demand, load: Load, measured: Measured, more: int = 0) -> Verdict:
     """Whether a device with this load, and `more` replicas like this one on it already, takes one more."""
+    return _judged(demand, load, measured.found(demand, load, more), more)
+
+
+def _judged(demand: Demand, load: Load, found: Verdict | None, more: int = 0) -> Verdict:
+    """What was declared and what was found by measure, together."""
     residents, contexts = load.residents, load.contexts
     if demand.resident is None:
         contexts += more
     else:
         residents += (demand.resident,) * more
     declared = admit_kind(demand.kind, load.sharing, residents, demand.task, contexts)
-    return measured.judged(declared, demand, load, more)
+    return by_measure(declared, found, load.sharing.regime, [task.kind for task in load.residents])
 
 
 def explained(demand: Demand, load: Load, measured: Measured) -> str:
@@ -68,24 +73,26 @@ class Verdicts:
         if np.count_nonzero(known) == len(known):
             return
         missing = np.unique(numbers[~known])
-        if len(missing) > _FEW:
-            missing = self._in_arrays(missing, loads, arrays)
+        if many := len(missing) > _FEW:
+            self._in_arrays(missing, loads, arrays)
+            if not self._measured.key(self._demand):
+                return
         for number in missing.tolist():
-            verdict = admit(self._demand, loads[number], self._measured)
+            found = self._measured.found(self._demand, loads[number])
+            if many and found is None:
+                continue
+            verdict = _judged(self._demand, loads[number], found)
             slack = NO_SLACK if verdict.slack_us is None else verdict.slack_us
             breaks = verdict.late is not None and verdict.late != NEWCOMER
             self._write(number, verdict.admitted, slack, verdict.unproven, breaks)
 
-    def _in_arrays(self, numbers: Ints, loads: Sequence[Load], arrays: Loads) -> Ints:
-        """By declarations; those of which what was measured says something are left."""
-        demand, measured = self._demand, self._measured
+    def _in_arrays(self, numbers: Ints, loads: Sequence[Load], arrays: Loads) -> None:
+        """By declarations alone."""
+        demand = self._demand
         arrays.extend(loads[len(arrays) :])
         answers = arrays.ask(demand.kind, demand.task, numbers)
         unproven = demand.kind is Kind.FIRM and demand.task is not None
         self._write(numbers, answers.admitted, answers.slack_us, unproven, answers.breaks)
-        if not measured.key(demand):
-            return numbers[:0]
-        return numbers[[measured.found(demand, loads[number]) is not None for number in numbers.tolist()]]
 
     def _write(self, numbers: Any, admitted: Any, slack: Any, unproven: Any, breaks: Any) -> None:
         table = self._table

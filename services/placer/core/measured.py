@@ -7,7 +7,7 @@ from collections.abc import Hashable, Set
 
 from services.placer.core.accounts import Load
 from services.placer.core.demand import Demand
-from shared.admission import EXPLORED, DeviceType, Learned, Verdict, by_measure, explores, measured
+from shared.admission import EXPLORED, DeviceType, Learned, Verdict, explores, measured
 from shared.effects import KeyChanged
 from shared.errors import FieldError
 from shared.messages import LearnedProfile
@@ -55,11 +55,6 @@ class Measured:
             return None
         there = load.tenants + (tenant,) * more
         return measured(self._learned, load.device, there, tenant, explore=self._explores(demand))
-
-    def judged(self, declared: Verdict, demand: Demand, load: Load, more: int = 0) -> Verdict:
-        """What becomes of the verdict on declarations."""
-        kinds = [task.kind for task in load.residents]
-        return by_measure(declared, self.found(demand, load, more), load.sharing.regime, kinds)
 
     def _explores(self, demand: Demand) -> bool:
         return bool(self._explored) and explores(demand.request.request_id or "", self._explored)
