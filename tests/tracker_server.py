@@ -38,12 +38,15 @@ class Server:
         self.stream: list[tuple[str, TaskBatch | Publish]] = []
         self.bucket: dict[str, tuple[bytes | None, int]] = {}
         self.ids: set[str] = set()
+        self.again = 0
+        """Messages that came although the stream had them."""
         self.revision = 0
 
     def hear(self, batch: TaskBatch) -> None:
         self.stream.append((Subjects().task_events(batch.node), batch))
 
     def store(self, said: Publish) -> None:
+        self.again += said.event_id in self.ids
         if said.event_id not in self.ids:
             self.ids.add(said.event_id)
             self.stream.append((said.subject, said))
@@ -77,9 +80,13 @@ class Tracker:
         self.server, self.core, self.now_us = server, core, now_us
         self.outbox: deque[Publish] = deque()
         self.commits: deque[Commit] = deque()
-        self.seen: dict[str, int] = {}
+        self.seen = 0
+        """Revision of the bucket up to which its watch has shown all."""
         self.next = dict[str, int]()
         """Sequence that each of its two readers is to hear next."""
+        self.inbox = deque[Received | ReadingFrom]()
+        self.slow = 0
+        """How much of what it has read waits in its inbox."""
         self.watch()
         self.take(self.core.handle(WatchReplayed(DEADLINES, server.keys), now_us))
 
@@ -90,7 +97,12 @@ class Tracker:
         for effect in effects:
             if isinstance(effect, ReadFrom):
                 self.next[effect.subject] = effect.start_seq
-                self.take(self.core.handle(ReadingFrom(effect.subject, effect.start_seq), self.now_us))
+                self.inbox.append(ReadingFrom(effect.subject, effect.start_seq))
+        self._work()
+
+    def _work(self) -> None:
+        while len(self.inbox) > self.slow:
+            self.take(self.core.handle(self.inbox.popleft(), self.now_us))
 
     def hear(self, most: int, *, verdicts: bool) -> None:
         """The next messages of one of its two readers."""
@@ -105,13 +117,15 @@ class Tracker:
         if isinstance(one, Publish) != verdicts or not self.core.wants(subject):
             return
         body, headers = (one.body, {"ce-id": one.event_id}) if isinstance(one, Publish) else (one, {})
-        self.take(self.core.handle(Received(subject, body, seq=seq, headers=headers), self.now_us))
+        self.inbox.append(Received(subject, body, seq=seq, headers=headers))
+        self._work()
 
-    def watch(self) -> None:
-        for key, (value, revision) in sorted(self.server.bucket.items(), key=lambda item: item[1][1]):
-            if self.seen.get(key) != revision:
-                self.seen[key] = revision
-                self.take(self.core.handle(KeyChanged(DEADLINES, key, value, revision), self.now_us))
+    def watch(self, most: int = 1_000_000) -> None:
+        """The next keys that were written, in that order."""
+        changed = sorted((rev, key, value) for key, (value, rev) in self.server.bucket.items() if rev > self.seen)
+        for revision, key, value in changed[:most]:
+            self.seen = revision
+            self.take(self.core.handle(KeyChanged(DEADLINES, key, value, revision), self.now_us))
 
     def tick(self, now_us: int) -> None:
         self.now_us = now_us
@@ -121,9 +135,18 @@ class Tracker:
         if self.outbox:
             self.server.store(self.outbox.popleft())
 
-    def commit(self) -> None:
-        if self.commits:
-            self.take(self.core.handle(self.server.write(self.commits.popleft()), self.now_us))
+    def commit(self, *, answered: bool = True) -> None:
+        """The next write. Where its answer is lost the bucket is looked at, as the shell does."""
+        if not self.commits:
+            return
+        commit = self.commits.popleft()
+        done = self.server.write(commit)
+        if not answered:
+            current = tuple(
+                KeyChanged(DEADLINES, w.key, *self.server.bucket.get(w.key, (None, 0))) for w in commit.writes
+            )
+            done = CommitDone(commit.commit, CommitOutcome.UNKNOWN, current=current)
+        self.take(self.core.handle(done, self.now_us))
 
     def settle(self) -> None:
         """Everything that is on its way to and from the bucket arrives."""
@@ -134,6 +157,8 @@ class Tracker:
 
     def all_of_it(self) -> None:
         """Everything that is on its way arrives."""
+        self.slow = 0
+        self._work()
         self.settle()
         for verdicts in (True, False):
             self.hear(len(self.server.stream), verdicts=verdicts)

@@ -450,6 +450,8 @@ class Core:
 
     def check(self) -> None:
         """Asserts what must always hold."""
+        for part in self.shares.parts:
+            assert part.lease.active or not part.heard, f"partition {part.number} is followed and is not ours"
         for node in self.nodes.values():
             assert self.shares.parts[node.partition].followed, f"{node.name} is of a partition that is not ours"
             node.check()

@@ -20,6 +20,7 @@ from shared.subjects import encode, lease_key
 LAYOUT: Final = lease_key("deadline-tracker")
 FOREVER_US: Final = 10**15
 """The layout is a lease that a tracker from before there were partitions finds taken."""
+LEASES: Final = LAYOUT + "-"
 LIVES: Final = "tracker."
 
 
@@ -68,6 +69,8 @@ class Shares:
     """Empty while the layout is not known."""
     _others: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Of other trackers' keys: when they were last seen to change, and how long that lasts."""
+    _beyond: dict[str, int] = field(default_factory=dict)
+    """Revisions of the leases that are of no partition: there were more before, or will be."""
     _layout: Tenure = field(init=False)
     _lives: Tenure = field(init=False)
 
@@ -83,12 +86,14 @@ class Shares:
             return self._laid_out(change, now_us)
         if change.key.startswith(LIVES) and change.key != self._lives.key:
             self._other(change, now_us)
-        for lease in (self._lives, *(part.lease for part in self.parts)):
-            if lease.key == change.key:
-                if change.value is None and not change.revision:
-                    lease.absent()
-                else:
-                    lease.changed(change, now_us)
+        leases = {lease.key: lease for lease in (self._lives, *(part.lease for part in self.parts))}
+        if (lease := leases.get(change.key)) is None:
+            if change.key.startswith(LEASES):
+                self._beyond[change.key] = change.revision
+        elif change.value is None and not change.revision:
+            lease.absent()
+        else:
+            lease.changed(change, now_us)
         return False
 
     def replayed(self, keys: frozenset[str]) -> bool:
@@ -113,8 +118,12 @@ class Shares:
 
     def begin_anew(self) -> None:
         """With as many partitions as the layout says, none of which is known yet."""
-        leases = (Tenure(partition_lease(number), self.holder, self.lease_us) for number in range(self.partitions))
-        self.parts = [Partition(number, lease) for number, lease in enumerate(leases)]
+        self.parts = [Partition(number, self._lease(number)) for number in range(self.partitions)]
+
+    def _lease(self, number: int) -> Tenure:
+        lease = Tenure(partition_lease(number), self.holder, self.lease_us)
+        lease.revision = self._beyond.get(lease.key, 0)
+        return lease
 
     def _other(self, change: KeyChanged, now_us: int) -> None:
         if change.value is None:
@@ -147,7 +156,7 @@ class Shares:
     def _free_leases(self, counted_seq: int) -> Iterator[Write]:
         known = {part.number: part.lease for part in self.parts}
         for number in range(max(self.wanted, len(known))):
-            lease = known.get(number) or Tenure(partition_lease(number), self.holder, self.lease_us)
+            lease = known.get(number) or self._lease(number)
             value = lease.given_up(counted_seq).to_json() if number < self.wanted else None
             if value is not None or lease.revision:
                 yield Write(lease.key, value, lease.revision)

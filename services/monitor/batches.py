@@ -10,11 +10,11 @@ from typing import Any, Final
 from services.monitor.open_tasks import Row
 from shared.messages import RingInfo
 
-MAX_ROWS: Final = 1_500
-MAX_RINGS: Final = 64
+MAX_ROWS: Final = 1_000
+MAX_RINGS: Final = 128
 MAX_NAMES: Final = 256
 """Together below the 256 KiB of a body, also with the longest names and the largest numbers that a ring can hold:
-1,500 rows of 100 bytes, 64 rings of 700 and 256 names of 140."""
+1,000 rows of 100 bytes, 128 rings of 700 and 256 names of 140."""
 
 
 _PIECE: Final = MAX_NAMES
@@ -36,11 +36,10 @@ class Pile:
 
     def takes(self, info: RingInfo, rows: Sequence[Row]) -> bool:
         """Whether all these rows still fit."""
-        return (
-            len(self.rows) + len(rows) <= MAX_ROWS
-            and (info.ring in self.rings or len(self.rings) < MAX_RINGS)
-            and (self._names_at_most(rows) <= MAX_NAMES or self._names_with(rows) <= MAX_NAMES)
-        )
+        size = len(self.rows) + len(rows)
+        if size > MAX_ROWS or (len(self.rings) >= MAX_RINGS and info.ring not in self.rings):
+            return False
+        return size <= MAX_NAMES or self._names_with(rows) <= MAX_NAMES
 
     def add(self, info: RingInfo, rows: Sequence[Row]) -> None:
         """Append rows of one ring; a ring that got its labels meanwhile carries the newer ones."""
@@ -49,12 +48,9 @@ class Pile:
         self.rows += rows
         self.ring_of += [index] * len(rows)
 
-    def _names_at_most(self, rows: Sequence[Row]) -> int:
-        return len(self.names) + len(self.rows) - len(self.name_of) + len(rows)
-
     def _names_with(self, rows: Sequence[Row]) -> int:
         self._name_all()
-        return len(self.names.keys() | {row.name for row in rows})
+        return len(self.names) + len({row.name for row in rows} - self.names.keys())
 
     def _name_all(self) -> None:
         """Late, for many rings at once: most batches are far from having too many names."""

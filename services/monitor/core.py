@@ -84,7 +84,7 @@ class Forget:
 class Limits:
     """How long things may take, in microseconds; the reasons stand in the settings."""
 
-    batch_us: int = 20_000
+    batch_us: int = 40_000
     watermark_us: int = 1_000_000
     period_us: int = 1_000_000
     stale_after_us: int = 3_000_000

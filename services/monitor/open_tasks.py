@@ -116,26 +116,34 @@ class OpenTasks:
     def _records(self, read: RingRows, clock_us: int) -> list[Row]:
         """The records themselves. At a gap the open tasks are lost: their ends may have been in it (DESIGN 7)."""
         rows: list[Row] = []
+        due: dict[int, int] = {}
+        """Of the tasks that were begun in this read and are open at its end: most have ended by then."""
         for row in read.rows:
-            if row.seq != self.last_seq + 1:
+            kind, seq, begin_seq, _, stamp_us, deadline_us, _ = row
+            if seq != self.last_seq + 1:
                 rows += self._drop(list(self._open), clock_us)
-            self.last_seq = row.seq
-            if row.kind == BEGIN:
+                due.clear()
+            self.last_seq = seq
+            if kind == BEGIN:
                 if not self._open:
-                    self._busy_since_us = row.stamp_us
-                self._open[row.seq] = row
-                heapq.heappush(self._due, (row.stamp_us + row.deadline_us + GUARD_US, row.seq))
-            elif begin := self._open.pop(row.begin_seq, None):
-                if begin.seq in self._overdue:
-                    self._overdue.remove(begin.seq)
-                elif row.stamp_us - begin.stamp_us > begin.deadline_us:
+                    self._busy_since_us = stamp_us
+                self._open[seq] = row
+                due[seq] = stamp_us + deadline_us + GUARD_US
+            elif begin := self._open.pop(begin_seq, None):
+                due.pop(begin_seq, None)
+                if begin_seq in self._overdue:
+                    self._overdue.remove(begin_seq)
+                elif stamp_us - begin.stamp_us > begin.deadline_us:
                     self.ended_late = True
-                if not self._open and row.stamp_us > self._busy_since_us:
-                    self.busy_us += row.stamp_us - self._busy_since_us
+                if not self._open and stamp_us > self._busy_since_us:
+                    self.busy_us += stamp_us - self._busy_since_us
             rows.append(row)
         if read.taken > self.last_seq:
             rows += self._drop(list(self._open), clock_us)
+            due.clear()
             self.last_seq = read.taken
+        for seq, due_us in due.items():
+            heapq.heappush(self._due, (due_us, seq))
         return rows
 
     def busy_us_at(self, clock_us: int) -> int:

@@ -69,6 +69,7 @@ class _Ring:
     busy_us: int = 0
     """When it had something new or an open task last."""
     shortest_us: int = MAX_DEADLINE_US
+    """The shortest deadline so far, of its tasks and of what the container declared."""
     info: RingInfo = field(init=False)
     _patience_us: int = field(init=False)
     """How long records may wait in it: so that a task's begin is taken well before its deadline, as long as its
@@ -79,8 +80,20 @@ class _Ring:
     _labels: ContainerLabels | None = None
 
     def __post_init__(self) -> None:
-        self.info, self._labels = ring_info(self.reader), self.reader.labels
         self._patience_us, self._quiet_patience_us = self.limits.poll_us, self._at_most(self.limits.quiet_us)
+        self._label()
+
+    def _label(self) -> None:
+        self.info, self._labels = ring_info(self.reader), self.reader.labels
+        if self._labels and (timing := self._labels.reservation.realtime):
+            self._expect(timing.deadline_us)
+
+    def _expect(self, deadline_us: int) -> None:
+        """A task may have this deadline."""
+        if deadline_us < self.shortest_us:
+            self.shortest_us = deadline_us
+            self._patience_us = self._at_most(self.limits.batch_us)
+            self._quiet_patience_us = self._at_most(self.limits.quiet_us)
 
     def rest(self, clock_us: int) -> None:
         """It was looked at just now."""
@@ -95,14 +108,13 @@ class _Ring:
         """
         reader = self.reader
         if self._labels is not reader.labels:
-            self.info, self._labels = ring_info(reader), reader.labels
+            self._label()
         read = reader.read()
         for _, _, _, _, stamp_us, deadline_us, _ in read.rows:
             if deadline_us < self.shortest_us:
-                self.shortest_us = deadline_us
-                self._patience_us = self._at_most(self.limits.batch_us)
-                self._quiet_patience_us = self._at_most(self.limits.quiet_us)
-            due_us = min(due_us, stamp_us + deadline_us)
+                self._expect(deadline_us)
+            if stamp_us + deadline_us < due_us:  # noqa: PLR1730 - min() costs a call on the hot path
+                due_us = stamp_us + deadline_us
         if self.gone or (due_us < clock_us and reader.writer_gone()):
             self.gone = True
             read = read.then(reader.read())

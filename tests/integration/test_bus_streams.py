@@ -184,6 +184,24 @@ async def test_a_slow_handler_is_not_taken_for_silence_and_holds_the_server_back
     assert ([0, 1, 2, 3, 4], []) == (seen, again)
 
 
+@pytest.mark.parametrize(("ahead", "expected"), [(0, [2, 3]), (1, [3]), (2, [1, 2, 3])])
+async def test_a_place_beyond_the_end_is_of_another_stream_and_this_one_is_followed_from_its_beginning(
+    bus: Bus, ahead: int, expected: list[int]
+) -> None:
+    """One place beyond the last message is not: nothing new has come yet."""
+    last = [await say(bus, number) for number in (1, 2)][-1]
+    seen: list[int] = []
+
+    async def follows() -> object:
+        return (await bus._js.call(f"CONSUMER.NAMES.{EVENTS_STREAM}"))["consumers"] or None
+
+    async with running(bus.follow(EVENTS_STREAM, "rt.events.test.>", last + ahead, collector(seen))):
+        await eventually(follows)
+        await say(bus, 3)
+        await until(lambda: 3 in seen)
+    assert expected == seen
+
+
 async def test_a_stream_made_anew_is_followed_from_its_beginning(bus: Bus) -> None:
     seen: list[int] = []
     for number in range(3):

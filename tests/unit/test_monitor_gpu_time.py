@@ -157,6 +157,7 @@ def test_a_process_that_computes_is_its_containers_and_a_foreign_one_is_nobodys(
         ("error 3", (None, "not_supported")),
         ("error 999", (None, "driver_error")),
     ],
+    ids=["old", "pid 0", "implausible", "to come", "none", "not supported", "failed"],  # pids differ between workers
 )
 def test_samples_that_say_nothing_of_this_time_are_left_out(
     node: Node, row: str, expected: tuple[float | None, str | None]

@@ -15,6 +15,7 @@ from services.monitor.core import RingsRead, Wake
 from services.monitor.ring_loop import RingLoop
 from services.monitor.settings import MonitorSettings
 from shared.testing.manual_clock import ManualClock
+from tests.monitor_folders import TIMING, labels_of
 
 DEADLINE_US = 50_000
 
@@ -42,7 +43,7 @@ class Looked(RingLoop):
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[Ring]:
     (tmp_path / "box").mkdir()
-    made = Ring(str(tmp_path / "box"))
+    made = Ring(str(tmp_path / "box"), 8192)
     yield made
     if not made.closed:
         made.close()
@@ -91,7 +92,7 @@ def test_a_ring_is_looked_at_when_its_patience_is_at_an_end(loop: Looked, writer
     write(writer)
     loop.take(10_000)
     write(writer)
-    assert [False, True] == [loop.wanted(10_000 + 19_999), loop.wanted(10_000 + 20_000)]
+    assert [False, True] == [loop.wanted(10_000 + 39_999), loop.wanted(10_000 + 40_000)]
 
 
 def test_a_ring_of_which_nothing_is_known_is_looked_at_at_each_poll(loop: Looked, writer: Ring) -> None:
@@ -99,20 +100,29 @@ def test_a_ring_of_which_nothing_is_known_is_looked_at_at_each_poll(loop: Looked
     assert [False, True] == [loop.wanted(4_999), loop.wanted(5_000)]
 
 
+def test_a_deadline_that_the_container_declared_is_known_before_its_first_task(tmp_path: Path) -> None:
+    folder = labels_of(tmp_path, "box", realtime=TIMING.model_copy(update={"deadline_us": 30_000}))
+    writer, loop = Ring(str(folder), 8192), Looked(tmp_path)
+    loop.scan(0)
+    loop.take(0)
+    assert 20_000 == loop._rings[ring_id(writer)].look_us
+    writer.close()
+
+
 def test_a_ring_that_was_quiet_for_a_second_is_looked_at_less_often(loop: Looked, writer: Ring) -> None:
-    write(writer)
+    write(writer, 60_000)
     loop.take(0)
     loop.take(1_000_000)
     write(writer)
-    assert [False, True] == [loop.wanted(1_039_999), loop.wanted(1_040_000)]
+    assert [False, True] == [loop.wanted(1_049_999), loop.wanted(1_050_000)]
 
 
 def test_a_ring_with_an_open_task_is_not_quiet(loop: Looked, writer: Ring) -> None:
-    write(writer)
+    write(writer, 60_000)
     loop.take(0, **{ring_id(writer): 60_000_000})
     loop.take(1_000_000)
     write(writer)
-    assert [False, True] == [loop.wanted(1_019_999), loop.wanted(1_020_000)]
+    assert [False, True] == [loop.wanted(1_039_999), loop.wanted(1_040_000)]
 
 
 def test_the_core_is_obeyed_however_patient_the_rings_are(loop: Looked) -> None:
@@ -123,8 +133,9 @@ def test_the_core_is_obeyed_however_patient_the_rings_are(loop: Looked) -> None:
 @pytest.mark.parametrize(
     ("shortest_us", "capacity", "expected_us", "quiet_us"),
     [
-        (1_000_000, 8192, 20_000, 50_000),
-        (50_000, 8192, 20_000, 40_000),
+        (1_000_000, 8192, 40_000, 50_000),
+        (60_000, 8192, 40_000, 50_000),
+        (50_000, 8192, 40_000, 40_000),
         (25_000, 8192, 15_000, 15_000),
         (12_000, 8192, 5_000, 5_000),
         (1, 8192, 5_000, 5_000),

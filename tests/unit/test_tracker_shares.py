@@ -126,3 +126,16 @@ def test_a_partition_that_is_given_up_says_how_far_its_nodes_were_counted() -> N
     it.stop()
     given = Lease.trusted(server.bucket[partition_lease(0)][0] or b"")
     assert (0, 2) == (given.ttl_us, given.stream_seq)
+
+
+def test_partitions_that_were_taken_away_can_come_back() -> None:
+    """The key of such a lease is deleted, and so has a revision."""
+    server, now_us = Server(), 0
+    for partitions in (3, 2, 3):
+        now_us += 4 * LEASE_US
+        it = at_work(server, f"t{now_us}", now_us, partitions)
+        for _ in range(3 * LEASE_US // TICK_US):
+            now_us += TICK_US
+            it.tick(now_us)
+            it.settle()
+        assert (partitions, list(range(partitions))) == (partitions_in(server), it.held)
