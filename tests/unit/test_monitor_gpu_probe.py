@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from pathlib import Path
 
@@ -231,6 +232,17 @@ def test_M24_one_gpu_in_which_the_driver_hangs_or_crashes_leaves_the_other(
     assert {None} == {snapshot.devices[1 - sick].fault for snapshot in node.seen}
     devices = told(*node.seen).devices
     assert [(False, fault), (True, None)] == [(devices[at].healthy, devices[at].reason) for at in (sick, 1 - sick)]
+
+
+def test_M24_what_was_said_is_not_said_again_while_a_killed_process_does_not_die(patient: Node) -> None:
+    patient.until(lambda devices: [None, None] == faults(devices))
+    patient.driver.fails("DeviceGetMemoryInfo* 1 hang")
+    patient.until(lambda devices: [None, "driver_hung"] == faults(devices) and devices[0].read)
+    with subprocess.Popen(["sleep", "600"]) as one_that_does_not_die:
+        patient.process._killed = one_that_does_not_die
+        assert [False, False] == [device.read for device in patient.read()]
+        one_that_does_not_die.kill()
+    assert patient.until(lambda devices: devices[0].read)
 
 
 def test_a_gpu_that_hung_is_asked_again_and_last(hasty: Node) -> None:

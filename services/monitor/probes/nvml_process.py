@@ -19,7 +19,7 @@ from services.monitor.probes.reasons import Reason
 
 PROGRAM: Final = (sys.executable, "-P", str(Path(__file__).with_name("nvml.py")))
 LONGEST_PAUSE_S: Final = 30.0
-LONGEST_ASIDE_S: Final = 600.0
+LONGEST_ASIDE_S: Final = 120.0
 """To ask a GPU that hangs costs the process, and with it a cycle: it hardly ever comes back without a reset."""
 _MOST_BYTES: Final = 1 << 24
 
@@ -180,16 +180,20 @@ class NvmlProcess:
     def ask(self) -> Answer:
         """Takes little more than the deadline, and never raises."""
         if not self._ready():
-            return self._last
+            return self._nothing_new()
         try:
             self._last = self._answer()
         except TimeoutError:
             if self._may_take_longer():
-                return self._last if self._last.failed else Answer(pending=True)
+                return self._nothing_new()
             self._last = self._broken(Reason.DRIVER_HUNG)
         except (OSError, EOFError, ValidationError):
             self._last = self._broken(Reason.DRIVER_CRASHED)
         return self._last
+
+    def _nothing_new(self) -> Answer:
+        """What was said before is not said again."""
+        return self._last if self._last.failed else Answer(pending=True)
 
     def restart(self) -> None:
         """End the present process; the next question starts another."""
@@ -254,7 +258,9 @@ class NvmlProcess:
         }
         unasked = self._uuids.keys() - self._gpus.keys() - aside.keys()
         if failed or not (self._gpus or unasked):
-            return Answer(failed=failed or max(each.reason for each in self._aside.values()))
+            return Answer(
+                failed=failed or max((each.reason for each in self._aside.values()), default=Reason.DRIVER_CRASHED)
+            )
         told = sorted((self._gpus | aside).items())
         return Answer(gpus=tuple(gpu for _, gpu in told), age_us=age_us, pending=bool(unasked))
 
