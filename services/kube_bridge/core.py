@@ -40,6 +40,7 @@ from shared.subjects import LEDGER, NODES, Subjects
 
 SOON, COMPARE = "soon", "compare"
 """Ticks: what is due and node facts; pods against the ledger."""
+MOST_LOOKS: Final = 100
 _NEEDED: Final = ("pods", "nodes", LEDGER, NODES)
 
 
@@ -56,7 +57,7 @@ class Core:
         self.releasing = Releasing(self.view, self.facts.nodes, patience_us)
         self.scheduling = Scheduling(self.view, self.releasing.pods, self.conditions, terms, verdict_us)
         self.shown: set[str] = set()
-        """Kinds that the API server has listed, and is being heard about."""
+        """Kinds that the API server has listed."""
         self.now_us = 0
         self._told = 0
         self._handlers: dict[type, Callable[[Any], list[Effect]]] = {
@@ -209,7 +210,7 @@ class Core:
             told = self.facts.tick(self.releasing.pods, tick.wall_us)
             return [*self.releasing.tick(self.now_us), *nudges, *told]
         effects, new = self.releasing.compare(self.now_us)
-        return [*_looks_first(effects), *(self._tell(drift, tick.wall_us) for drift in new)]
+        return [*_few_looks(effects), *(self._tell(drift, tick.wall_us) for drift in new)]
 
     def _tell(self, drift: Drift, wall_us: int) -> Effect:
         self._told += 1
@@ -221,10 +222,7 @@ class Core:
         return Publish(self._subjects.bus_event(name), body, event_id, f"bus.drift_{drift.kind}")
 
 
-def _looks_first(effects: list[Effect]) -> list[Effect]:
-    """At most so many reads of the API server at a time as a comparison may cost."""
+def _few_looks(effects: list[Effect]) -> list[Effect]:
+    """No more reads of the API server than one comparison may cost; the next one goes on."""
     looks = [each for each in effects if isinstance(each, LookAtPod)]
     return [*(each for each in effects if not isinstance(each, LookAtPod)), *looks[:MOST_LOOKS]]
-
-
-MOST_LOOKS: Final = 100
