@@ -13,7 +13,7 @@ from services.placer.backends.base import Seen, StartSpec
 from services.placer.backends.kubernetes import KubernetesBackend
 from shared.errors import BackendError, FieldError
 from shared.messages.place import Gpu, PlaceRequest, Pod
-from shared.testing.wait import eventually, until
+from shared.testing.wait import eventually
 from tests.backends import watched
 from tests.conformance import test_backend as conformance
 from tests.kubernetes.api import Json
@@ -146,6 +146,18 @@ async def test_a_pod_that_is_deleted_while_it_starts_is_a_failed_start(
         await start
 
 
+async def test_a_pod_that_has_taken_the_name_meanwhile_is_not_deleted(
+    kube: KubeCluster, backend: KubernetesBackend, namespace: str
+) -> None:
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    body = {"metadata": {"name": BOX}, "spec": {"containers": [{"name": "main", "image": IMAGE}]}}
+    former = kube.admin.create(pods, body)
+    kube.admin.delete(f"{pods}/{BOX}", grace_s=0)
+    present = kube.admin.create(pods, body)
+    await backend._delete(former)
+    assert [present["metadata"]["uid"]] == [pod["metadata"]["uid"] for pod in pods_in(kube, namespace)]
+
+
 async def test_a_start_that_nobody_waits_for_any_more_leaves_nothing(
     kube: KubeCluster, backend: KubernetesBackend, namespace: str
 ) -> None:
@@ -153,7 +165,8 @@ async def test_a_start_that_nobody_waits_for_any_more_leaves_nothing(
     await bound(kube, namespace)
     start.cancel()
     await asyncio.gather(start, return_exceptions=True)
-    await until(lambda: pods_in(kube, namespace) == [])
+    (pod,) = pods_in(kube, namespace)
+    assert "deletionTimestamp" in pod["metadata"]  # the rest is its kubelet's to say
 
 
 async def test_a_name_that_another_pod_has_is_an_error_and_that_pod_stays(

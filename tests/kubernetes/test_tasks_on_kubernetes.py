@@ -58,6 +58,7 @@ async def test_tasks_of_a_placed_pod_are_told_and_judged_until_it_is_released(
         "request_id": "seen",
         "command": ["sh", "-c", "marks golden; marks late; sleep 600"],
         "gpu": {"count": 1},
+        "queue": True,
         "realtime": {"deadline_us": 50_000, "period_us": 100_000, "runtime_us": 12_000},
     }
 
@@ -65,7 +66,8 @@ async def test_tasks_of_a_placed_pod_are_told_and_judged_until_it_is_released(
         return bool((await ask(client, "rt.nodes", {}))["devices"])
 
     await until(known, "the node's devices are known", 60)
-    assert "placed" == (await ask(client, "rt.place", request))["outcome"]
+    found = await ask(client, "rt.place", request)
+    assert found["outcome"] in {"placed", "queued"}, found
 
     async def judged() -> Json | None:
         found = await value(client, "rt_deadlines", f"node.{machine.name}")

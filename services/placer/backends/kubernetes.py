@@ -25,6 +25,8 @@ from shared.messages.place import Pod
 
 Json = dict[str, Any]
 POLL_US = 50_000
+_ByNode = dict[str | None, list[Json]]
+"""Pods with a reservation; None: those without a node."""
 
 
 class KubernetesBackend:
@@ -49,8 +51,8 @@ class KubernetesBackend:
         self._clock = clock or SystemClock()
         self.api = KubernetesApi(options, self._clock)
         self.pods = Follower(self.api, "/api/v1/pods", {"labelSelector": told.CONTAINER}, self._clock)
-        self._reading: asyncio.Task[builtins.list[Json]] | None = None
-        self._next: asyncio.Task[builtins.list[Json]] | None = None
+        self._reading: asyncio.Task[_ByNode] | None = None
+        self._next: asyncio.Task[_ByNode] | None = None
         self._forgotten: set[str] = set()
         """Uids of ended pods of others that the ledger has done with: not ours to delete."""
         self._left_since_us: dict[str, int] = {}
@@ -97,26 +99,20 @@ class KubernetesBackend:
 
     async def list(self, node: str) -> list[Seen]:
         """See Backend. Also removes what is left of a start that broke off."""
-        pods = await self._all()
-        self._forgotten &= {each["metadata"]["uid"] for each in pods}
-        await self._sweep(pods)
-        return [
-            told.seen_of(pod)
-            for pod in pods
-            if told.node_of(pod) == node and (told.runs(pod) or self._is_known_ended(pod))
-        ]
+        pods = (await self._all()).get(node, ())
+        return [told.seen_of(pod) for pod in pods if told.runs(pod) or self._is_known_ended(pod)]
 
     async def watch(self, post: Callable[[Seen], None]) -> None:
         """See Backend."""
         posted: set[str] = set()
         while True:
-            pods = dict(self.pods.found)
+            changes, pods = self.pods.changes, dict(self.pods.found)
             posted &= pods.keys()
             for uid, pod in pods.items():
                 if uid not in posted and self._is_known_ended(pod):
                     posted.add(uid)
                     post(told.seen_of(pod))
-            await self.pods.wait(self._options.look_us)
+            await self.pods.wait(self._options.look_us, changes)
 
     async def resize(self, node: str, container: str, *, cpu_milli: int, memory_mib: int) -> None:
         """See Backend. What the kubelet puts off or cannot do is taken back, so that it keeps no room for it."""
@@ -139,7 +135,7 @@ class KubernetesBackend:
         if pod is None or not told.has_ended(pod):
             return
         if told.is_ours(pod):
-            await self._delete(pod, 0)
+            await self._delete(pod)
         else:
             self._forgotten.add(pod["metadata"]["uid"])
 
@@ -184,7 +180,7 @@ class KubernetesBackend:
             await self._bind(spec, path, pod)
             return None
         if (why := told.failure(pod)) is not None:
-            await self._delete(pod, 0)
+            await self._delete(pod)
             raise BackendError(why)
         if told.has_run(pod):
             return told.seen_of(pod)
@@ -198,11 +194,11 @@ class KubernetesBackend:
         give_up_us = self._clock.now_us() + self._options.look_us
         known = False
         while (left_us := give_up_us - self._clock.now_us()) > 0:
-            heard = self.pods.found.get(uid)
+            changes, heard = self.pods.changes, self.pods.found.get(uid)
             if (heard is None and known) or (heard is not None and int(heard["metadata"]["resourceVersion"]) > version):
                 return
             known = heard is not None
-            await self.pods.wait(left_us)
+            await self.pods.wait(left_us, changes)
 
     async def _bind(self, spec: StartSpec, path: str, pod: Json) -> None:
         """Give it node, devices and labels. Whatever the answer: only the pod says whether that happened."""
@@ -240,20 +236,22 @@ class KubernetesBackend:
         while self._clock.now_us() < give_up_us:
             with suppress(BackendError):
                 pod = await self._find(path)
-                if pod is not None and told.is_ours(pod):
-                    await self._delete(pod, 0)
+                if pod is not None and told.is_ours(pod) and not told.has_run(pod):
+                    await self._delete(pod)
                 return
 
     # --- end ---
 
     async def _end(self, pod: Json) -> None:
         if told.is_ours(pod):
-            await self._delete(pod, 0 if told.has_ended(pod) else told.seconds(self._options.stop_grace_us))
+            await self._delete(pod)
         else:
             await self._evict(pod)
 
-    async def _delete(self, pod: Json, grace_s: int) -> None:
-        """That pod and no other of its name; no error where it is gone."""
+    async def _delete(self, pod: Json) -> None:
+        """That pod and no other of its name; no error where it is gone. Without a grace only where nothing can run."""
+        idle = told.node_of(pod) is None or told.has_ended(pod)
+        grace_s = 0 if idle else max(1, told.seconds(self._options.stop_grace_us))
         options = {"gracePeriodSeconds": grace_s, "preconditions": {"uid": pod["metadata"]["uid"]}}
         try:
             await self.api.ask("DELETE", _path_of(pod), body=options)
@@ -289,7 +287,7 @@ class KubernetesBackend:
         self._left_since_us = {uid: self._left_since_us.get(uid, now_us) for uid in left}
         for uid, since_us in self._left_since_us.items():
             if now_us - since_us > self._options.left_after_us:
-                await self._delete(left[uid], 0)
+                await self._delete(left[uid])
 
     # --- another size ---
 
@@ -337,7 +335,7 @@ class KubernetesBackend:
         pod = await self._find(self._path(container))
         if pod is not None and told.is_ours(pod):
             return pod
-        for each in await self._all():
+        for each in (await self._all()).get(node, ()):
             labels = told.labels_of(each)
             mine = labels is not None and (labels.node, labels.container) == (node, container)
             if mine and each["metadata"]["uid"] not in self._forgotten:
@@ -350,7 +348,7 @@ class KubernetesBackend:
             return False
         return told.has_run(pod) if told.is_ours(pod) else pod["metadata"]["uid"] not in self._forgotten
 
-    async def _all(self) -> builtins.list[Json]:
+    async def _all(self) -> _ByNode:
         """All pods with a reservation, as they are after this call: those who ask at the same time share one list.
 
         One that is under way when asked may have been answered before, so it is waited for, and the next one counts.
@@ -362,14 +360,19 @@ class KubernetesBackend:
             self._next = asyncio.create_task(self._read_after(self._reading))
         return await asyncio.shield(self._next)
 
-    async def _read_after(self, present: asyncio.Task[builtins.list[Json]]) -> builtins.list[Json]:
+    async def _read_after(self, present: asyncio.Task[_ByNode]) -> _ByNode:
         await asyncio.wait([present])
         self._reading, self._next = self._next, None
         return await self._read()
 
-    async def _read(self) -> builtins.list[Json]:
+    async def _read(self) -> _ByNode:
         pods, _ = await self.api.list("/api/v1/pods", {"labelSelector": told.CONTAINER})
-        return pods
+        self._forgotten &= {each["metadata"]["uid"] for each in pods}
+        await self._sweep(pods)
+        found: _ByNode = {}
+        for pod in pods:
+            found.setdefault(told.node_of(pod), []).append(pod)
+        return found
 
 
 def _path_of(pod: Json) -> str:

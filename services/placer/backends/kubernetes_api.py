@@ -236,13 +236,15 @@ class Follower:
         self.heard_us: int | None = None
         """When the API server last said anything, also that nothing has changed; None: never."""
         self.listed = False
+        self.changes = 0
 
-    async def wait(self, at_most_us: int) -> None:
-        """Until something changes, for at most so long."""
+    async def wait(self, at_most_us: int, seen: int | None = None) -> None:
+        """Until something changes after ``seen`` changes, or from now on, for at most so long."""
         self.begin()
+        before = self.changes if seen is None else seen
         try:
             async with asyncio.timeout(at_most_us / 1e6), self._changed:
-                await self._changed.wait()
+                await self._changed.wait_for(lambda: self.changes != before)
         except TimeoutError:
             return
 
@@ -285,6 +287,7 @@ class Follower:
             self.found = {each["metadata"]["uid"]: each for each in items}
             self.listed = True
             self.heard_us = self._clock.now_us()
+            self.changes += 1
             self._changed.notify_all()
         return version
 
@@ -297,6 +300,7 @@ class Follower:
                 self.found.pop(found["metadata"]["uid"], None)
             else:
                 self.found[found["metadata"]["uid"]] = found
+            self.changes += 1
             self._changed.notify_all()
 
 
