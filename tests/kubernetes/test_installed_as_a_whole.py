@@ -6,7 +6,6 @@ manifests give it, and each service has its own key.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
@@ -18,7 +17,6 @@ import yaml
 from nats.aio.client import Client
 from nats.js.errors import KeyNotFoundError
 
-from services.placer.settings import PlacerSettings
 from shared.testing.service_process import ServiceProcess
 from tests.kubernetes.api import Json
 from tests.kubernetes.image import IMAGE
@@ -39,8 +37,6 @@ NAMES = ("one", "two", "three")
 
 @pytest.fixture(scope="module")
 def node(installed: Installed) -> Machine:
-    if importlib.util.find_spec("services.kube_bridge") is None or "kubernetes" not in PlacerSettings.model_fields:
-        pytest.skip("no kube-bridge or no Kubernetes backend in this version")
     if reason := missing_node():
         pytest.skip(reason)
     machine = installed.kube.kubelet()

@@ -155,7 +155,8 @@ async def test_KU14_a_pod_that_fits_nowhere_says_why_in_one_clause_and_its_numbe
     found = kube.admin.get(f"{pods}/impossible")
     message = scheduled(found)["message"]
 
-    assert message.startswith(f"0/3 nodes are available: 3 {sentences.OF_CODES['never.deadline']}.")
+    assert 1 == message.count(clause := sentences.OF_CODES["never.deadline"])
+    assert f"3 {clause}" in message  # nodes of other tests may be there too
     said = condition(found)
     assert ("False", "NeverDeadline") == (said["status"], said["reason"])
     assert "60 ms" in said["message"]

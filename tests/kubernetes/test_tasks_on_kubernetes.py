@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from services.monitor.settings import MonitorSettings
 from shared.testing.nats_server import NatsServer
 from shared.testing.service_process import ServiceProcess
 from tests.kubernetes.cluster import KubeCluster
@@ -22,8 +21,6 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(240)]
 @pytest.fixture
 def nats_url(kube: KubeCluster, machine: Machine, tmp_path: Path) -> Iterator[str]:
     """Of a server with all services, whose monitor looks after the real node with made-up devices."""
-    if "pod_root" not in MonitorSettings.model_fields:
-        pytest.skip("this monitor does not look for rings in the volumes of pods")
     if not machine.has_marks:
         pytest.skip("no C compiler with a static C library")
     told = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import re
 from typing import Any
 
@@ -12,6 +10,7 @@ import yaml
 from pydantic_settings import BaseSettings
 
 from services.deadline_tracker.settings import TrackerSettings
+from services.kube_bridge.settings import KubeBridgeSettings
 from services.monitor.settings import MonitorSettings
 from services.node_list.settings import NodeListSettings
 from services.placer.settings import PlacerSettings
@@ -20,12 +19,11 @@ from tests.manifests import OVERLAYS, ROOT, WORKLOADS, Json, environment, named,
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 SETTINGS: dict[str, type[BaseSettings]] = {
     "laxity-deadline-tracker": TrackerSettings,
+    "laxity-kube-bridge": KubeBridgeSettings,
     "laxity-monitor": MonitorSettings,
     "laxity-node-list": NodeListSettings,
     "laxity-placer": PlacerSettings,
 }
-if importlib.util.find_spec("services.kube_bridge"):
-    SETTINGS["laxity-kube-bridge"] = importlib.import_module("services.kube_bridge.settings").KubeBridgeSettings
 NOT_OURS = {"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"}
 """Read by NVIDIA's runtime."""
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.kube_bridge import asked
 from shared.messages.place import Kind
 from shared.units import UnitError, duration_us
 from tests.manifests import named
@@ -78,7 +79,6 @@ def test_the_policy_knows_the_kinds_of_tasks() -> None:
 
 
 def test_the_policy_knows_the_words_that_the_bridge_reads() -> None:
-    asked = pytest.importorskip("services.kube_bridge.asked", reason="no kube-bridge in this version")
     listed = set(re.findall(r"'([a-z-]+)'", VARIABLES["misspelt"]))
 
     assert {*asked._WORDS, *asked._NO_WISH} | {asked.GPU_MILLI[11:], asked.GPU_MIB[11:]} == listed

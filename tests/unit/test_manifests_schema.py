@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes_asyncio import client
 
 from tests.manifests import OVERLAYS, ROOT, objects
 
-client: Any = pytest.importorskip("kubernetes_asyncio.client", reason="kubernetes_asyncio is not installed")
 PLAIN: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (bool,), "float": (int, float)}
 
 
