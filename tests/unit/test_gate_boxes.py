@@ -109,6 +109,20 @@ def test_labels_that_make_no_sense_are_not_looked_at_for_ever(boxes: Boxes, tmp_
     assert [] == found(boxes)
 
 
+def test_folders_without_labels_for_long_are_looked_into_seldom_and_not_all_at_once(
+    boxes: Boxes, tmp_path: Path
+) -> None:
+    for token in ("a", "b"):
+        (tmp_path / token).mkdir()
+    for _ in range(300):
+        assert [] == found(boxes)
+    for token in ("a", "b"):
+        sound = labels_of(tmp_path / ".elsewhere", token, realtime=TIMING) / "container.json"
+        (tmp_path / token / "container.json").write_bytes(sound.read_bytes())
+    looks = [[each.token for each in found(boxes)] for _ in range(50)]
+    assert [["a"], ["b"]] == sorted(look for look in looks if look)
+
+
 def test_links_and_folders_of_ours_are_no_containers(boxes: Boxes, tmp_path: Path) -> None:
     elsewhere = labels_of(tmp_path / ".gate", "c", realtime=TIMING)
     (tmp_path / "link").symlink_to(elsewhere)

@@ -23,6 +23,9 @@ _SETTLED_NS: Final = 100_000_000
 _BACKLOG: Final = 64
 _TRIES: Final = 100
 """Looks at labels that make no sense: a remote engine unpacks them while we read."""
+_SOON: Final = 250
+_SELDOM: Final = 50
+"""After so many looks a folder that has no labels is looked into once in so many: it is hardly a container of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,14 @@ class Changes(NamedTuple):
     gone: list[str]
 
 
+@dataclass(slots=True)
+class _Unlabelled:
+    """A folder without labels that make sense: since which look, and how many more may find nonsense."""
+
+    since: int
+    tries: int = _TRIES
+
+
 class Boxes:
     """The folders of a ring root. Their owners are not trusted: links are not followed, and every value is checked."""
 
@@ -46,7 +57,8 @@ class Boxes:
         self._root = root
         self._settled_ns: int | None = None
         self._known: set[str] = set()
-        self._unlabelled: dict[str, int] = {}
+        self._unlabelled: dict[str, _Unlabelled] = {}
+        self._looks = 0
 
     @property
     def tokens(self) -> Set[str]:
@@ -56,14 +68,17 @@ class Boxes:
     def look(self) -> Changes:
         """What changed since the last look; one stat while nothing does. OSError where the root cannot be read."""
         changes = Changes([], [])
+        self._looks += 1
         tokens = self._tokens()
         if tokens is not None:
             changes.gone.extend(self._known - tokens)
-            self._unlabelled |= dict.fromkeys(tokens - self._known, _TRIES)
-            self._unlabelled = {token: tries for token, tries in self._unlabelled.items() if token in tokens}
+            self._unlabelled |= {token: _Unlabelled(self._looks) for token in tokens - self._known}
+            self._unlabelled = {token: waiting for token, waiting in self._unlabelled.items() if token in tokens}
             self._known = tokens
-        for token in sorted(self._unlabelled):
-            self._try(token, changes)
+        for number, token in enumerate(sorted(self._unlabelled)):
+            soon = self._looks - self._unlabelled[token].since < _SOON
+            if soon or (self._looks + number) % _SELDOM == 0:  # not all at one look: somebody may wait for the gate
+                self._try(token, changes)
         return changes
 
     def _try(self, token: str, changes: Changes) -> None:
@@ -73,8 +88,8 @@ class Boxes:
         except FileNotFoundError:
             return
         except (ValueError, TypeError, KeyError, AttributeError):  # the monitor counts labels that cannot be read
-            self._unlabelled[token] -= 1
-            if self._unlabelled[token]:
+            self._unlabelled[token].tries -= 1
+            if self._unlabelled[token].tries:
                 return
         except OSError:
             pass
