@@ -15,6 +15,7 @@ Json = dict[str, Any]
 STRATEGIC = "application/strategic-merge-patch+json"
 MERGE = "application/merge-patch+json"
 APPLY = "application/apply-patch+yaml"
+_CLOSED = (http.client.RemoteDisconnected, ConnectionError, ssl.SSLEOFError)
 
 
 class ApiRefusedError(AssertionError):
@@ -75,14 +76,18 @@ class Api:
             self._close()
 
     def do(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> Json:
-        """The answer; raises ApiRefusedError. Asked again where a kept connection turns out to be closed."""
-        try:
-            status, found = self.ask(method, path, body, content_type)
-        except (http.client.RemoteDisconnected, ConnectionError):
-            status, found = self.ask(method, path, body, content_type)
+        """The answer; raises ApiRefusedError."""
+        status, found = self._ask_again(method, path, body, content_type)
         if status >= 400:
             raise ApiRefusedError(f"{method} {path}", status, found)
         return found
+
+    def _ask_again(self, method: str, path: str, body: Any, content_type: str) -> tuple[int, Json]:
+        """Once more where a kept connection turns out to be closed."""
+        try:
+            return self.ask(method, path, body, content_type)
+        except _CLOSED:
+            return self.ask(method, path, body, content_type)
 
     def get(self, path: str) -> Json:
         return self.do("GET", path)
@@ -113,7 +118,7 @@ class Api:
     def delete(self, path: str, *, grace_s: int | None = None) -> None:
         """No error where there is none."""
         options = {} if grace_s is None else {"gracePeriodSeconds": grace_s}
-        status, found = self.ask("DELETE", path, options)
+        status, found = self._ask_again("DELETE", path, options, "application/json")
         if status >= 400 and status != 404:
             raise ApiRefusedError(f"DELETE {path}", status, found)
 
