@@ -220,6 +220,84 @@ async def test_a_pod_that_was_refused_is_tried_again_once_something_is_free(
     assert "k1" == (await cluster.until_bound(f"{pods}/second", 30))["spec"]["nodeName"]
 
 
+async def test_where_a_pod_may_go_is_said_by_kubernetes_affinity_taints_and_other_pods(
+    cluster: Scheduled, kube: KubeCluster, pods: str
+) -> None:
+    await cluster.start("k1", "k2", "k3", devices=2)
+    kube.admin.patch("/api/v1/nodes/k1", {"spec": {"taints": [{"key": "kept", "effect": "NoSchedule"}]}})
+    kube.admin.patch("/api/v1/nodes/k3", {"metadata": {"labels": {"disk": "fast"}}})
+    fast = pod("fast", gpu_milli="250")
+    terms = [{"matchExpressions": [{"key": "disk", "operator": "In", "values": ["fast"]}]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    fast["spec"]["affinity"] = {"nodeAffinity": required}
+    kube.admin.create(pods, fast)
+    assert "k3" == (await cluster.until_bound(f"{pods}/fast"))["spec"]["nodeName"]
+
+    for number in range(3):
+        apart = pod(f"apart-{number}", gpu_milli="250")
+        apart["metadata"]["labels"] = {"app": "apart"}
+        term = {"labelSelector": {"matchLabels": {"app": "apart"}}, "topologyKey": "kubernetes.io/hostname"}
+        apart["spec"]["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+        apart["spec"]["nodeSelector"] = {"laxity.test/of": "this"}
+        kube.admin.create(pods, apart)
+    for name in ("k1", "k2", "k3"):
+        kube.admin.patch(f"/api/v1/nodes/{name}", {"metadata": {"labels": {"laxity.test/of": "this"}}})
+    await until(lambda: 2 == len(bound(kube, pods, "apart")), 40)
+    assert {"k2", "k3"} == set(bound(kube, pods, "apart").values())
+    (waits,) = {f"apart-{number}" for number in range(3)} - bound(kube, pods, "apart").keys()
+    await until(lambda: "taint" in scheduled(kube.admin.get(f"{pods}/{waits}")).get("message", ""), 40)
+    kube.admin.patch("/api/v1/nodes/k1", {"spec": {"taints": None}})
+    assert "k1" == (await cluster.until_bound(f"{pods}/{waits}"))["spec"]["nodeName"]
+
+
+def bound(kube: KubeCluster, pods: str, prefix: str) -> dict[str, str]:
+    """Nodes of the pods that have one, by name."""
+    return {
+        name: each["spec"]["nodeName"]
+        for each in kube.admin.items(pods)
+        if (name := each["metadata"]["name"]).startswith(prefix) and each["spec"].get("nodeName")
+    }
+
+
+async def test_a_pod_goes_where_its_volume_is(cluster: Scheduled, kube: KubeCluster, pods: str) -> None:
+    await cluster.start("k1", "k2", "k3")
+    namespace, of_claim = pods.split("/")[4], f"{pods.rpartition('/')[0]}/persistentvolumeclaims"
+    common = {"accessModes": ["ReadWriteOnce"], "storageClassName": ""}
+    asked = {**common, "resources": {"requests": {"storage": "1Gi"}}, "volumeName": "data-of-k2"}
+    complete = {"pv.kubernetes.io/bind-completed": "yes"}
+    claim = kube.admin.create(of_claim, {"metadata": {"name": "data", "annotations": complete}, "spec": asked})
+    terms = [{"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["k2"]}]}]
+    volume = {
+        **common,
+        "capacity": {"storage": "1Gi"},
+        "local": {"path": "/data"},
+        "claimRef": {"namespace": namespace, "name": "data", "uid": claim["metadata"]["uid"]},
+        "nodeAffinity": {"required": {"nodeSelectorTerms": terms}},
+    }
+    kube.admin.create("/api/v1/persistentvolumes", {"metadata": {"name": "data-of-k2"}, "spec": volume})
+    kube.admin.patch(f"{of_claim}/data/status", {"status": {"phase": "Bound"}})
+    reads = pod("reads", gpu_milli="1000")
+    reads["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
+    kube.admin.create(pods, reads)
+    assert "k2" == (await cluster.until_bound(f"{pods}/reads"))["spec"]["nodeName"]
+    kube.admin.delete("/api/v1/persistentvolumes/data-of-k2")
+
+
+async def test_a_quota_counts_what_is_asked_of_us(cluster: Scheduled, kube: KubeCluster, pods: str) -> None:
+    await cluster.start("k1")
+    quotas = f"{pods.rpartition('/')[0]}/resourcequotas"
+    hard = {"requests.laxity.dev/gpu-milli": "500"}
+    kube.admin.create(quotas, {"metadata": {"name": "most"}, "spec": {"hard": hard}})
+    used = {"requests.laxity.dev/gpu-milli": "0"}
+    kube.admin.patch(f"{quotas}/most/status", {"status": {"hard": hard, "used": used}})  # as its controller does
+    await persist(lambda: kube.admin.create(pods, pod("first", gpu_milli="250")))
+    kube.admin.create(pods, pod("second", gpu_milli="250"))
+    with pytest.raises(ApiRefusedError, match="exceeded quota: most"):
+        kube.admin.create(pods, pod("third", gpu_milli="250"))
+    for name in ("first", "second"):
+        assert "k1" == (await cluster.until_bound(f"{pods}/{name}"))["spec"]["nodeName"]
+
+
 async def test_whatever_dies_while_pods_come_and_go_each_is_bound_once_and_the_ledger_has_them(
     cluster: Scheduled, kube: KubeCluster, pods: str
 ) -> None:
