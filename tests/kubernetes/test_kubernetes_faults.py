@@ -111,6 +111,16 @@ async def test_KU31_what_a_proxy_says_for_the_api_server_is_no_answer(front: Fro
     assert 2 <= backend.api.counts["asked_again"]
 
 
+async def test_a_server_that_has_just_begun_forbids_for_a_moment_and_that_says_nothing_of_a_start(
+    front: Front, backend: KubernetesBackend
+) -> None:
+    forbidden = json.dumps({"kind": "Status", "code": 403, "message": "RBAC: clusterrole not found"})
+    for asked_for in ("GET /nodes/", "GET /pods/", "GET /pods/"):
+        front.once(asked_for, lambda asked: asked.answer(403, forbidden))
+    assert "running" == (await backend.start(conformance.spec(node=NODE))).state
+    assert 1 == front.count("POST /binding")
+
+
 async def test_KU32_a_watch_never_gives_up_and_is_right_again_soon_after(
     kube: KubeCluster, backend: KubernetesBackend
 ) -> None:

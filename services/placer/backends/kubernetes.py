@@ -320,10 +320,20 @@ class KubernetesBackend:
             raise
 
     async def _settled(self, path: str) -> Json | None:
-        """However long the API server is away: what is known of a start is only what its pod says."""
+        """However long the API server is away: what is known of a start is only what its pod says.
+
+        One that has just begun forbids for a moment what is allowed, until it has read its roles.
+        """
+        give_up_us = self._clock.now_us() + self._options.call_timeout_us
         while True:
-            with suppress(NoAnswerError):
+            try:
                 return await self._find(path)
+            except NoAnswerError:
+                continue
+            except RefusedError as error:
+                if error.status not in {401, 403} or self._clock.now_us() > give_up_us:
+                    raise
+            await self._clock.sleep_us(POLL_US)
 
     async def _again(self, pod: Json) -> Json | None:
         """The same pod as it is now; None where it is gone."""
