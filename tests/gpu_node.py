@@ -94,7 +94,7 @@ def told(*snapshots: Snapshot) -> NodeMetrics:
     core = Core("n1", "start", "boot", Capacity(1000, 1000))
     for snapshot in snapshots:
         core.handle(Probed(snapshot), 0)
-    core.check()
+        core.check()
     (emit,) = core.handle(Tick("metrics", 1), 0)
     assert isinstance(emit.body, NodeMetrics)
     return emit.body

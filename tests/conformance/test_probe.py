@@ -13,17 +13,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.monitor.core import Core, Probed
 from services.monitor.probes import proc as procfs
-from services.monitor.probes.base import FIRST_SAMPLE, Capacity, Probe, Reading, Snapshot
+from services.monitor.probes.base import FIRST_SAMPLE, Capacity, Probe, Reading
 from services.monitor.probes.cpu import CoreSettings, CpuProbe, usable_cores
 from services.monitor.probes.fake import DeviceFault, FakeDevices, FakeProbe, Faults
 from services.monitor.probes.gpu import GpuProbe, GpuSharing
 from services.monitor.probes.nvml_process import NvmlProcess
 from shared.devices import core_of
-from shared.effects import Tick
-from shared.messages import NodeMetrics, Regime
+from shared.messages import Regime
 from tests.fake_nvml.build import FakeDriver, build_fake_nvml
+from tests.gpu_node import told
 from tests.monitor_folders import labels_of
 
 DEADLINE_S = 20.0
@@ -44,17 +43,6 @@ def probe(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Probe]:
             driver = NvmlProcess(DEADLINE_S, DEADLINE_S, 0.001)
             yield GpuProbe(cores, driver, GpuSharing(), host_pids=True)
             driver.restart()
-
-
-def told(*snapshots: Snapshot) -> NodeMetrics:
-    """What the monitor says after these cycles."""
-    core = Core("n1", "start", "boot", Capacity(1000, 1000))
-    for snapshot in snapshots:
-        core.handle(Probed(snapshot), 0)
-        core.check()
-    (emit,) = core.handle(Tick("metrics", 1), 0)
-    assert isinstance(emit.body, NodeMetrics)
-    return emit.body
 
 
 def test_the_capacity_is_known_before_the_first_reading(probe: Probe) -> None:

@@ -4,10 +4,12 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from nats.aio.client import Client
 
 from shared.bus import Bus
 from shared.settings import ServiceSettings
 from shared.testing.nats_server import NatsServer
+from tests.outside import connect
 
 
 @pytest.fixture
@@ -19,6 +21,14 @@ def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
 @pytest.fixture
 def nats_url(nats_server: NatsServer) -> str:
     return nats_server.url
+
+
+@pytest.fixture
+async def outside(nats_url: str) -> AsyncIterator[Client]:
+    """A client that imports nothing of ours."""
+    client = await connect(nats_url)
+    yield client
+    await client.close()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import json
 import re
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from shared.messages import TaskEventKind
 from shared.testing.nats_server import NatsServer
 from shared.testing.service_process import ServiceProcess
 from tests.monitor_folders import labels_of
-from tests.outside import Json, connect, events, heartbeat, until
+from tests.outside import Json, events, heartbeat, until
 
 BEGIN, END, OVERDUE, ABORTED, LOST, CLOSED = TaskEventKind
 LONG_US = 60_000_000
@@ -60,13 +60,6 @@ def monitor(nats_url: str, tmp_path: Path) -> Iterator[ServiceProcess]:
     }
     with ServiceProcess("services.monitor", tmp_path, nats_url, **settings) as process:
         yield process
-
-
-@pytest.fixture
-async def outside(nats_url: str) -> AsyncIterator[Client]:
-    client = await connect(nats_url)
-    yield client
-    await client.close()
 
 
 async def number(monitor: ServiceProcess, name: str) -> float:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from nats.aio.client import Client
 
 from services.monitor.probes.fake import fake_uuid
@@ -16,18 +14,11 @@ from services.monitor.rings import ENDED
 from shared.messages import Kind, Realtime, TaskEventKind
 from shared.testing.service_process import ServiceProcess
 from tests.monitor_folders import labels_of
-from tests.outside import connect, events, until
+from tests.outside import events, until
 
 BEGIN, END, OVERDUE, ABORTED, LOST, CLOSED = TaskEventKind
 RUNTIME_US, PERIOD_US = 30_000, 100_000
 RELAXED, TIGHT = "relaxed", "tight"
-
-
-@pytest.fixture
-async def outside(nats_url: str) -> AsyncIterator[Client]:
-    client = await connect(nats_url)
-    yield client
-    await client.close()
 
 
 def monitor_of(root: Path, nats_url: str) -> ServiceProcess:

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
 from nats.aio.client import Client
 
 from shared.messages import Kind, NodeReservations, Realtime, Reservation, TaskEventKind
 from shared.testing.nats_server import NatsServer
 from shared.testing.service_process import ServiceProcess
 from tests.integration.test_tracker_and_node_list import heartbeat
-from tests.outside import connect, until, value
+from tests.outside import until, value
 from tests.unit.test_tracker_core import batch, row
 
 BEGIN, END, *_ = TaskEventKind
-
-
-@pytest.fixture
-async def outside(nats_url: str) -> AsyncIterator[Client]:
-    client = await connect(nats_url)
-    yield client
-    await client.close()
 
 
 class Node:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from nats.aio.client import Client
 
 import laxity
 from laxity.ring import Ring
 from services.monitor.rings import RingDirectory
 from shared.testing.service_process import ServiceProcess
-from tests.outside import connect, heartbeat
+from tests.outside import heartbeat
 
 CONTAINERS = 300
 RINGS_PER_CONTAINER = 10
@@ -82,13 +81,6 @@ def test_rings_for_which_there_is_no_descriptor_are_counted_and_come_later(tmp_p
     with as_many_as_allowed():
         assert 200 == len(first) + len(directory.scan().new)
     directory.close()
-
-
-@pytest.fixture
-async def outside(nats_url: str) -> AsyncIterator[Client]:
-    client = await connect(nats_url)
-    yield client
-    await client.close()
 
 
 async def test_a_monitor_is_not_held_to_the_few_descriptors_that_a_shell_gives(

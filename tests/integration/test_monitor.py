@@ -20,19 +20,11 @@ from shared.messages import TaskEventKind
 from shared.testing.nats_server import NatsServer
 from shared.testing.service_process import ServiceProcess
 from tests.monitor_folders import TIMING, labels_of
-from tests.outside import Json, connect, events, heartbeat, until
+from tests.outside import Json, events, heartbeat, until
 
 BEGIN, END, OVERDUE, ABORTED, LOST, CLOSED = TaskEventKind
 SDK = Path(__file__).parents[2] / "sdk" / "src"
 GUARD_US = 1_000
-
-
-@pytest.fixture
-async def outside(nats_url: str) -> AsyncIterator[Client]:
-    """A client that imports nothing of ours."""
-    client = await connect(nats_url)
-    yield client
-    await client.close()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,17 +17,10 @@ from shared.messages import Kind, Realtime
 from shared.testing.service_process import ServiceProcess
 from shared.testing.wait import until
 from tests.monitor_folders import labels_of
-from tests.outside import Json, connect, heartbeat
+from tests.outside import Json, heartbeat
 
 SDK = Path(__file__).parents[2] / "sdk" / "src"
 TIMING = Realtime(deadline_us=1_000_000, runtime_us=500_000, kind=Kind.HARD, gate=True)
-
-
-@pytest.fixture
-async def outside(nats_url: str) -> AsyncIterator[Client]:
-    client = await connect(nats_url)
-    yield client
-    await client.close()
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,7 @@ from nats.aio.client import Client
 
 from shared.testing.service_process import ServiceProcess
 from tests.fake_nvml.build import FakeDriver, build_fake_nvml
-from tests.outside import Json, connect, heartbeat, until
-
-
-@pytest.fixture
-async def outside(nats_url: str) -> AsyncIterator[Client]:
-    """A client that imports nothing of ours."""
-    client = await connect(nats_url)
-    yield client
-    await client.close()
+from tests.outside import Json, heartbeat, until
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +16,11 @@ from shared.messages import DeviceFacts, NodeFacts, NodeReservations, NodeState,
 from shared.testing.service_process import ServiceProcess
 from tests.fake_nvml.build import FakeDriver, build_fake_nvml
 from tests.monitor_folders import TIMING, labels_of
-from tests.outside import connect, events, heartbeat, until
+from tests.outside import events, heartbeat, until
 
 SDK = Path(__file__).parents[2] / "sdk" / "src"
 LATE = "import laxity, time\nwhile True:\n  with laxity.task('infer', deadline_us=1_000): time.sleep(0.1)"
 GPU = "GPU-fake0000-0000-0000-0000-000000000000"
-
-
-@pytest.fixture
-async def outside(nats_url: str) -> AsyncIterator[Client]:
-    """A client that imports nothing of ours."""
-    client = await connect(nats_url)
-    yield client
-    await client.close()
 
 
 @pytest.fixture

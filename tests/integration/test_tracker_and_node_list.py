@@ -7,29 +7,20 @@ import itertools
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from nats.aio.client import Client
 
 from services.deadline_tracker.shares import partition_of
 from shared.messages import TaskEventKind
 from shared.testing.nats_server import NatsServer
 from shared.testing.service_process import ServiceProcess
-from tests.outside import connect, events, until, value
+from tests.outside import events, until, value
 from tests.unit.test_tracker_core import batch, row
 
 BEGIN, END, OVERDUE, *_ = TaskEventKind
-
-
-@pytest.fixture
-async def outside(nats_url: str) -> AsyncIterator[Client]:
-    """A client that imports nothing of ours."""
-    client = await connect(nats_url)
-    yield client
-    await client.close()
 
 
 async def say(client: Client, *rows: tuple[int, ...]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,7 +16,7 @@ from nats.aio.client import Client
 from shared.messages import TaskBatch
 from shared.testing.nats_server import NatsServer
 from shared.testing.service_process import ServiceProcess
-from tests.outside import connect, events, until, value
+from tests.outside import events, until, value
 from tests.property.test_tracker_rows import DEADLINE, GUARANTEE, WINDOW, Monitor, batches, harmed
 from tests.row_by_row import RowByRow, heard
 
@@ -53,14 +52,6 @@ async def store(client: Client, batch: TaskBatch, number: int) -> None:
         return "seq" in json.loads(answer.data)
 
     await until(acknowledged, "the batch is stored")
-
-
-@pytest.fixture
-async def outside(nats_url: str) -> AsyncIterator[Client]:
-    """A client that imports nothing of ours."""
-    client = await connect(nats_url)
-    yield client
-    await client.close()
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import re
 import urllib.request
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from shared.bus import Bus
 from shared.messages import NodeReservations, RequestRecord
+from shared.settings import ServiceSettings
 from shared.subjects import LEDGER, NODES, node_key, request_key
 from shared.testing.nats_server import NatsServer
 from shared.testing.service_process import ServiceProcess
@@ -27,6 +30,20 @@ RIGHTS = {
     "placer": [_LOOKS, _BINDS],
 }
 """All that each may do."""
+B = TypeVar("B", bound="Bridged")
+
+
+@asynccontextmanager
+async def laxity_on(kube: KubeCluster, folder: Path, kind: type[B]) -> AsyncIterator[B]:
+    """A server with its streams, and the accounts; what is started besides is up to the test."""
+    with ExitStack() as stack:
+        server = stack.enter_context(NatsServer(folder / "nats"))
+        bus = await Bus.connect(ServiceSettings(nats_url=server.url, storage="memory"))
+        await bus.ensure_streams()
+        made = kind(kube, folder, server, bus, stack)
+        await asyncio.to_thread(made.prepare)
+        yield made
+        await bus.close()
 
 
 class Bridged:

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from services.kube_bridge import sentences
-from shared.bus import Bus, Msg
+from shared.bus import Msg
 from shared.messages import KubeNodeFacts
-from shared.settings import ServiceSettings
 from shared.subjects import PLACE_STREAM
-from shared.testing.nats_server import NatsServer
 from shared.testing.wait import eventually, until
 from tests.kubernetes.api import Json
-from tests.kubernetes.bridged import Bridged, Extender, condition, pod
+from tests.kubernetes.bridged import Bridged, Extender, condition, laxity_on, pod
 from tests.kubernetes.cluster import KubeCluster
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
@@ -32,24 +28,8 @@ SOFT = {"deadline": "50ms", "kind": "soft"}
 
 @pytest.fixture
 async def bridged(kube: KubeCluster, tmp_path: Path) -> AsyncIterator[Bridged]:
-    with ExitStack() as stack:
-        server = stack.enter_context(NatsServer(tmp_path / "nats"))
-        bus = await Bus.connect(ServiceSettings(nats_url=server.url, storage="memory"))
-        await bus.ensure_streams()
-        bridged = Bridged(kube, tmp_path, server, bus, stack)
-        await asyncio.to_thread(bridged.prepare)
+    async with laxity_on(kube, tmp_path, Bridged) as bridged:
         yield bridged
-        await bus.close()
-
-
-@pytest.fixture
-def pods(kube: KubeCluster, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The path of the pods of this test alone."""
-    name = f"bridge-{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
-    path = f"/api/v1/namespaces/{kube.namespace(name)}/pods"
-    yield path
-    for one in kube.admin.items(path):
-        kube.admin.delete(f"{path}/{one['metadata']['name']}", grace_s=0)
 
 
 async def started(bridged: Bridged, *nodes: str, devices: int = 1) -> Extender:

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import http.client
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from services.kube_bridge import sentences
-from shared.bus import Bus
-from shared.settings import ServiceSettings
-from shared.testing.nats_server import NatsServer
 from shared.testing.service_process import ServiceProcess
 from shared.testing.wait import eventually, until
 from tests.kubernetes.api import ApiRefusedError, Json
-from tests.kubernetes.bridged import Bridged, Extender, condition, pod
+from tests.kubernetes.bridged import Bridged, Extender, condition, laxity_on, pod
 from tests.kubernetes.cluster import KubeCluster
 from tests.kubernetes.parts import free_port
 from tests.kubernetes.profile import profile
@@ -69,25 +64,9 @@ class Scheduled(Bridged):
 
 @pytest.fixture
 async def cluster(kube: KubeCluster, tmp_path: Path) -> AsyncIterator[Scheduled]:
-    with ExitStack() as stack:
-        server = stack.enter_context(NatsServer(tmp_path / "nats"))
-        bus = await Bus.connect(ServiceSettings(nats_url=server.url, storage="memory"))
-        await bus.ensure_streams()
-        cluster = Scheduled(kube, tmp_path, server, bus, stack)
-        await asyncio.to_thread(cluster.prepare)
+    async with laxity_on(kube, tmp_path, Scheduled) as cluster:
         yield cluster
-        await bus.close()
         cluster.end()
-
-
-@pytest.fixture
-def pods(kube: KubeCluster, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The path of the pods of this test alone."""
-    name = f"scheduled-{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
-    path = f"/api/v1/namespaces/{kube.namespace(name)}/pods"
-    yield path
-    for one in kube.admin.items(path):
-        kube.admin.delete(f"{path}/{one['metadata']['name']}", grace_s=0)
 
 
 def scheduled(found: Json) -> Json:
