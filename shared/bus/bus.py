@@ -11,7 +11,8 @@ from typing import Any, NoReturn, Self
 from shared.bus.atomic import Commits, value_of
 from shared.bus.connection import Connection, Handler, Listener, Listening
 from shared.bus.credentials import credentials
-from shared.bus.follow import Follow, StoredHandler, Told, Watch
+from shared.bus.endless import Told
+from shared.bus.follow import Follow, StoredHandler, Watch
 from shared.bus.jetstream import JetStream, Stored, StoredMsg
 from shared.bus.msg import Msg, NoResponders
 from shared.bus.pull import Acks, Pull
@@ -138,7 +139,7 @@ class Bus:
     async def pull(self, stream: str, durable: str, handler: StoredHandler) -> NoReturn:
         """Work off a stream together with all who name the same ``durable``, until cancelled."""
         name = named(stream, self.settings.prefix)
-        await Pull(self._js, name, durable, handler, self.ensure_streams).run()
+        await Pull(self._js, name, durable, handler, self._told, self.ensure_streams).run()
 
     def ack_token(self, message: StoredMsg) -> int:
         """The number under which ``ack`` knows a message of ``pull``."""

@@ -6,29 +6,24 @@ ends a session, and the next one starts at the last sequence + 1, or with the wh
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from shared.bus.atomic import value_of
-from shared.bus.jetstream import RETRY_FIRST_S, RETRY_MOST_S, STREAM_NOT_FOUND, ApiError, JetStream, StoredMsg
+from shared.bus.endless import Endless, Mend, Told
+from shared.bus.jetstream import JetStream, StoredMsg
 from shared.bus.msg import Msg
 from shared.bus.pulse import HEARTBEAT_S, Pulse
 from shared.effects import KeyChanged, WatchReplayed
 from shared.errors import BusError
-from shared.log import logger
 
 INACTIVE_S = 10
 """The server forgets a consumer of ours that nobody listens to any more."""
 _NS = 1_000_000_000
 
 StoredHandler = Callable[[StoredMsg], Awaitable[None]]
-Told = Callable[[str, str], None]
-"""Told why a session ended: (stream, reason)."""
 Idle = Callable[[], Awaitable[None]]
 """Called when the server says that it has nothing to say."""
-Mend = Callable[[], Awaitable[None]]
-"""Makes the streams again when one is not there."""
 
 
 def stored(msg: Msg) -> tuple[StoredMsg, int]:
@@ -107,39 +102,7 @@ class _Session:
             self._pulse.end(f"gap: heartbeat names {msg.headers['Nats-Last-Consumer']} after {self._consumer_seq}")
 
 
-class _Endless:
-    """Session after session, for ever; what differs between following and watching is in ``_once``."""
-
-    def __init__(self, js: JetStream, stream: str, told: Told, mend: Mend) -> None:
-        self._js = js
-        self._stream = stream
-        self._told = told
-        self._mend = mend
-        self._log = logger(part="follow", stream=stream)
-
-    async def _once(self) -> str:
-        raise NotImplementedError
-
-    async def run(self) -> NoReturn:
-        wait_s = RETRY_FIRST_S
-        while True:
-            await self._js.connection.wait_up()
-            try:
-                why = await self._once()
-                wait_s = RETRY_FIRST_S
-            except ApiError as error:
-                why = str(error)
-                if error.code == STREAM_NOT_FOUND:
-                    await self._mend()
-            except BusError as error:
-                why = str(error)
-            self._log.warning("consumer made anew", why=why)
-            self._told(self._stream, why)
-            await asyncio.sleep(wait_s)
-            wait_s = min(RETRY_MOST_S, wait_s * 2)
-
-
-class Follow(_Endless):
+class Follow(Endless):
     """A stream from a sequence on (0: only what is new at the first session), in order, none left out."""
 
     def __init__(
@@ -158,7 +121,7 @@ class Follow(_Endless):
         self._handler = handler
         self._made = ""
 
-    async def _once(self) -> str:
+    async def once(self) -> str:
         info = await self._js.info(self._stream)
         last_seq = int(info["state"]["last_seq"])
         if (self._made and info["created"] != self._made) or self._next > last_seq + 1:
@@ -178,7 +141,7 @@ class Follow(_Endless):
         self._next = message.seq + 1
 
 
-class Watch(_Endless):
+class Watch(Endless):
     """A bucket: every key as it is, then WatchReplayed, then every change; all of it again after any doubt."""
 
     def __init__(
@@ -195,7 +158,7 @@ class Watch(_Endless):
         self._shown = shown
         self._handler = handler
 
-    async def _once(self) -> str:
+    async def once(self) -> str:
         replay = _Replay(self._js, self._stream)
 
         async def look() -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from typing import Any, NoReturn
+from typing import Any
 
-from shared.bus.follow import Mend, StoredHandler, stored
-from shared.bus.jetstream import RETRY_FIRST_S, RETRY_MOST_S, STREAM_NOT_FOUND, ApiError, JetStream
+from shared.bus.endless import Endless, Mend, Told
+from shared.bus.follow import StoredHandler, stored
+from shared.bus.jetstream import ApiError, JetStream
 from shared.bus.msg import Msg
 from shared.bus.pulse import HEARTBEAT_S, Pulse
-from shared.errors import BusError
-from shared.log import logger
 
 ACK_WAIT_S = 10
 """A message not acknowledged within it goes to another worker."""
@@ -48,7 +47,7 @@ class Acks:
         await self._js.connection.publish(reply, body)
 
 
-class Pull:
+class Pull(Endless):
     """Ask for messages again and again, over restarts of the server and a deleted consumer."""
 
     def __init__(
@@ -57,32 +56,16 @@ class Pull:
         stream: str,
         durable: str,
         handler: StoredHandler,
+        told: Told,
         mend: Mend,
     ) -> None:
-        self._js = js
-        self._stream = stream
+        super().__init__(js, stream, told, mend)
         self._durable = durable
         self._handler = handler
-        self._mend = mend
-        self._log = logger(part="pull", stream=stream, durable=durable)
 
-    async def run(self) -> NoReturn:
-        wait_s = RETRY_FIRST_S
-        while True:
-            await self._js.connection.wait_up()
-            try:
-                await self._create()
-                why = await self._session()
-                wait_s = RETRY_FIRST_S
-            except ApiError as error:
-                why = str(error)
-                if error.code == STREAM_NOT_FOUND:
-                    await self._mend()
-            except BusError as error:
-                why = str(error)
-            self._log.warning("pulling again", why=why)
-            await asyncio.sleep(wait_s)
-            wait_s = min(RETRY_MOST_S, wait_s * 2)
+    async def once(self) -> str:
+        await self._create()
+        return await self._session()
 
     async def _create(self) -> None:
         """The same for every worker, so whoever comes first makes it."""
