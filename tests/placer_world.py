@@ -342,6 +342,10 @@ class World:
         nodes = [NodeReservations.trusted(value) for key, value in values.items() if key.startswith("node.")]
         return {node.node: node.reservations for node in nodes}
 
+    def held_on(self, node: str = "n1") -> list[tuple[str, int, int]]:
+        """(request, replica, generation) of each reservation."""
+        return [(r.request_id, r.replica, r.generation) for r in self.reservations().get(node, ())]
+
     def identity(self) -> LedgerIdentity:
         value, _ = self.ledger.values["ledger"]
         assert value is not None
@@ -437,6 +441,17 @@ class World:
             assert (has.cpu_milli, has.memory_mib) == (now.cpu_milli, now.memory_mib)
         for record in records.values():
             assert {step.number: step.state for step in record.steps} == self.told(record.request_id), record.steps
+
+
+def led(**devices: int) -> World:
+    """Nodes with so many devices each, and one placer that leads."""
+    world = World()
+    for node, count in devices.items():
+        world.add_node(node, count)
+    world.placer("p1")
+    world.pass_time(2)
+    assert world.leader() == "p1"
+    return world
 
 
 def request(**body: Any) -> PlaceRequest:

@@ -1,18 +1,14 @@
-"""A real registry of a test's own that asks for a login, what is pushed to it, and a slow way to it; no tests."""
+"""A real registry of a test's own that asks for a login, and what is pushed to it; no tests."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import contextlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -31,7 +27,6 @@ auth: {{htpasswd: {{realm: tests, path: {folder}/htpasswd}}}}
 """
 _LISTENS = re.compile(r"listening on 127\.0\.0\.1:(\d+)")
 START_TIMEOUT_S = 20.0
-CHUNK = 65_536
 
 
 class Registry:
@@ -106,32 +101,3 @@ def logins(file: Path, host: str, password: str = PASSWORD) -> Path:
     file.write_text(json.dumps({"auths": {host: {"auth": auth}}}))
     file.chmod(0o600)
     return file
-
-
-@asynccontextmanager
-async def slowly(port: int, mib_per_s: float) -> AsyncIterator[int]:
-    """A port of 127.0.0.1 that leads to ``port``, and back not faster than that."""
-    pause_s = CHUNK / (mib_per_s * (1 << 20))
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        theirs, ours = await asyncio.open_connection("127.0.0.1", port)
-        try:
-            await asyncio.gather(_copy(reader, ours, 0.0), _copy(theirs, writer, pause_s))
-        finally:
-            ours.close()
-            writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-
-
-async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, pause_s: float) -> None:
-    with contextlib.suppress(OSError):
-        while data := await source.read(CHUNK):
-            sink.write(data)
-            await sink.drain()
-            await asyncio.sleep(pause_s)
-        sink.write_eof()

@@ -16,7 +16,8 @@ from services.placer.backends.docker import DockerBackend
 from services.placer.backends.docker_options import DockerOptions
 from shared.errors import BackendError
 from shared.testing.wait import until
-from tests.docker.registry import PASSWORD, USER, Registry, logins, slowly
+from tests.docker.registry import PASSWORD, USER, Registry, logins
+from tests.docker.relay import slowly
 from tests.docker.test_docker_backend import BOX, NODE, engine_name, spec, there
 from tests.docker_engine import docker, docker_options, inspect
 from tests.integration import test_placer as placers

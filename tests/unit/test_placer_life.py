@@ -6,22 +6,12 @@ import pytest
 
 from services.placer.core.containers import Start
 from shared.messages import ReleaseRequest, State
-from tests.placer_world import SECOND, SUBJECTS, WALL, World, request
+from tests.placer_world import SECOND, SUBJECTS, WALL, World, led, request
 
 
 @pytest.fixture
 def world() -> World:
-    """One node with one device, one placer that leads."""
-    world = World()
-    world.add_node("n1")
-    world.placer("p1")
-    world.pass_time(2)
-    assert world.leader() == "p1"
-    return world
-
-
-def held_on(world: World, node: str = "n1") -> list[tuple[str, int, int]]:
-    return [(r.request_id, r.replica, r.generation) for r in world.reservations().get(node, ())]
+    return led(n1=1)
 
 
 # --- from nothing ---
@@ -33,7 +23,7 @@ def test_what_fits_is_placed_and_started(world: World) -> None:
     assert ("placed", False, 1) == (said.outcome, said.duplicate, said.generation)
     assert [("n1", ("n1-gpu-0",), 0.5)] == [(p.node, p.devices, p.share) for p in said.placements]
     assert ["accepted", "placed", "started"] == world.states("a")
-    assert [("a", 0, 1)] == held_on(world)
+    assert [("a", 0, 1)] == world.held_on()
     world.check_settled()
 
 
@@ -42,7 +32,7 @@ def test_what_fits_is_held_with_hold_us_and_nothing_starts(world: World) -> None
 
     assert ("held", 1) == (said.outcome, said.generation)
     assert ["accepted", "held"] == world.states("a")
-    assert [("a", 0, 1)] == held_on(world)
+    assert [("a", 0, 1)] == world.held_on()
     assert [] == world.running()
 
 
@@ -255,7 +245,7 @@ def test_release_of_a_hold_frees_its_reservation(world: World) -> None:
     world.place("p1", hold_us=60 * SECOND)
 
     assert "released" == world.release("p1", "a").outcome
-    assert [] == held_on(world)
+    assert [] == world.held_on()
 
 
 def test_release_of_what_waits_after_a_failed_start_is_final_at_once(world: World) -> None:
@@ -273,10 +263,10 @@ def test_release_of_what_runs_keeps_the_reservation_until_it_is_gone(world: Worl
     world.step_task()
 
     assert ["stopping"] == [said.outcome for said in world.replies[reply]]
-    assert [("a", 0, 1)] == held_on(world)
+    assert [("a", 0, 1)] == world.held_on()
     world.settle()
     assert ["accepted", "placed", "started", "stopping", "released"] == world.states("a")
-    assert [] == held_on(world)
+    assert [] == world.held_on()
     assert [] == world.running()
 
 
@@ -294,11 +284,11 @@ def test_a_stop_that_fails_is_tried_again_and_the_reservation_stays(world: World
     world.silent_nodes.add("n1")
     world.release("p1", "a")
     world.pass_time(5)
-    assert [("a", 0, 1)] == held_on(world)
+    assert [("a", 0, 1)] == world.held_on()
     world.silent_nodes.clear()
     world.pass_time(2)
 
-    assert [] == held_on(world)
+    assert [] == world.held_on()
     assert State.RELEASED == world.record("a").state
 
 

@@ -14,16 +14,12 @@ from shared.errors import FieldError
 from shared.messages import DefragmentRequest, RequestRecord, State
 from shared.subjects import LEDGER
 from shared.testing.ledger import MemoryLedger
-from tests.placer_world import World, request
+from tests.placer_world import World, led, request
 
 
 @pytest.fixture
 def world() -> World:
-    world = World()
-    world.add_node("n1", 4)
-    world.placer("p1")
-    world.pass_time(2)
-    return world
+    return led(n1=4)
 
 
 def commits(world: World) -> list[Commit]:

@@ -16,16 +16,12 @@ from shared.messages import (
     State,
     container_name,
 )
-from tests.placer_world import SUBJECTS, WALL, Box, World, request
+from tests.placer_world import SUBJECTS, WALL, Box, World, led, request
 
 
 @pytest.fixture
 def world() -> World:
-    world = World()
-    world.add_node("n1", 2)
-    world.placer("p1")
-    world.pass_time(2)
-    return world
+    return led(n1=2)
 
 
 def stray(

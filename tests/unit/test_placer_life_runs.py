@@ -8,22 +8,12 @@ from services.placer.core.containers import Start
 from services.placer.core.intents import Rules
 from shared.effects import Received, Tick
 from shared.messages import ConfirmRequest, Reservation, State
-from tests.placer_world import SECOND, WALL, World, request
+from tests.placer_world import SECOND, WALL, World, led, request
 
 
 @pytest.fixture
 def world() -> World:
-    """One node with one device, one placer that leads."""
-    world = World()
-    world.add_node("n1")
-    world.placer("p1")
-    world.pass_time(2)
-    assert world.leader() == "p1"
-    return world
-
-
-def held_on(world: World, node: str = "n1") -> list[tuple[str, int, int]]:
-    return [(r.request_id, r.replica, r.generation) for r in world.reservations().get(node, ())]
+    return led(n1=1)
 
 
 # --- holds ---
@@ -67,7 +57,7 @@ def test_a_hold_that_is_not_confirmed_expires_but_not_for_good(world: World) -> 
 
     assert ["accepted", "held", "expired"] == world.states("a")
     assert not world.record("a").final
-    assert [] == held_on(world)
+    assert [] == world.held_on()
     assert "expired" == world.confirm("p1", "a", 1).outcome
     again = world.place("p1", hold_us=2 * SECOND)
     assert ("held", 2) == (again.outcome, again.generation)
@@ -79,7 +69,7 @@ def test_a_repeat_of_an_unconfirmed_hold_makes_a_new_one_and_the_old_one_ends(wo
     again = world.place("p1", gpu={"share": 1}, hold_us=30 * SECOND)
 
     assert ("held", 2) == (again.outcome, again.generation)
-    assert [("a", 0, 2)] == held_on(world)
+    assert [("a", 0, 2)] == world.held_on()
     assert "error" == world.confirm("p1", "a", 1).outcome
 
 
@@ -89,7 +79,7 @@ def test_a_hold_moves_when_its_node_is_no_longer_a_candidate(world: World) -> No
     again = world.place("p1", hold_us=30 * SECOND, candidates=["n2"])
 
     assert ["n2"] == [place.node for place in again.placements]
-    assert [] == held_on(world, "n1")
+    assert [] == world.held_on("n1")
 
 
 def test_a_new_hold_that_is_refused_leaves_the_old_one_to_run_out(world: World) -> None:
@@ -97,9 +87,9 @@ def test_a_new_hold_that_is_refused_leaves_the_old_one_to_run_out(world: World) 
     said = world.place("p1", hold_us=3 * SECOND, candidates=["n9"])
 
     assert "rejected" == said.outcome
-    assert [("a", 0, 1)] == held_on(world)
+    assert [("a", 0, 1)] == world.held_on()
     world.pass_time(4)
-    assert [] == held_on(world)
+    assert [] == world.held_on()
 
 
 # --- starts and ends ---
@@ -112,7 +102,7 @@ def test_a_failed_start_waits_with_its_node_set_aside_and_goes_elsewhere(world: 
     waits = world.record("a")
     assert (State.WAITING, ("n1",), 1, 1_000_000) == (waits.state, waits.set_aside, waits.tries, waits.backoff_us)
     assert "start on n1 failed: no such image" == waits.steps[-1].detail
-    assert [] == held_on(world)
+    assert [] == world.held_on()
     world.add_node("n2")
     world.pass_time(0.6)
     assert State.WAITING == world.record("a").state
@@ -137,7 +127,7 @@ def test_a_start_that_fails_too_often_fails_the_request(world: World) -> None:
 
     assert ["accepted", *["placed", "waiting"] * 4, "placed", "failed"] == world.states("a")
     assert world.record("a").final
-    assert [] == held_on(world)
+    assert [] == world.held_on()
 
 
 def test_a_container_that_ends_is_exited_with_its_code(world: World) -> None:
@@ -147,7 +137,7 @@ def test_a_container_that_ends_is_exited_with_its_code(world: World) -> None:
 
     assert ["accepted", "placed", "started", "exited"] == world.states("a")
     assert (3, True) == (world.record("a").exit_code, world.record("a").final)
-    assert [] == held_on(world)
+    assert [] == world.held_on()
     assert {} == world.boxes, "what is left of it is removed once the ledger has its exit code"
 
 
@@ -199,7 +189,7 @@ def test_a_silent_node_proves_nothing(world: World) -> None:
     world.pass_time(30)
 
     assert State.STARTED == world.record("a").state
-    assert [("a", 0, 1)] == held_on(world)
+    assert [("a", 0, 1)] == world.held_on()
 
 
 # --- gangs ---
@@ -216,7 +206,7 @@ def test_a_gang_is_placed_when_all_are_and_started_when_all_are(world: World) ->
 
 def test_P13_a_gang_that_does_not_fit_whole_takes_nothing(world: World) -> None:
     assert "rejected" == world.place("p1", replicas=3).outcome
-    assert [] == held_on(world)
+    assert [] == world.held_on()
 
 
 def test_a_gang_is_exited_when_all_have(world: World) -> None:
@@ -225,7 +215,7 @@ def test_a_gang_is_exited_when_all_have(world: World) -> None:
     world.end(first, 0)
     world.pass_time(3)
     assert State.STARTED == world.record("a").state
-    assert 1 == len(held_on(world))
+    assert 1 == len(world.held_on())
     world.end(second, 4)
     world.settle()
 
@@ -249,7 +239,7 @@ def test_one_replica_that_fails_for_good_stops_the_others(world: World) -> None:
 
     assert ["accepted", "placed", "stopping", "failed"] == world.states("a")
     assert [] == world.running()
-    assert [] == held_on(world)
+    assert [] == world.held_on()
 
 
 def test_one_replica_of_a_gang_that_waits_is_placed_again_alone(world: World) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from services.placer.core.containers import StartFailed
 from shared.messages import ConfirmRequest, PlaceReply
-from tests.placer_world import SECOND, World
+from tests.placer_world import SECOND, World, led
 
 POD = {"namespace": "default", "name": "web-1", "uid": "u-1"}
 HOLD: dict[str, Any] = {"request_id": "u-1", "command": None, "pods": [POD], "hold_us": 30 * SECOND}
@@ -16,12 +16,7 @@ HOLD: dict[str, Any] = {"request_id": "u-1", "command": None, "pods": [POD], "ho
 
 @pytest.fixture
 def world() -> World:
-    world = World()
-    world.add_node("n1")
-    world.add_node("n2")
-    world.placer("p1")
-    world.pass_time(2)
-    return world
+    return led(n1=1, n2=1)
 
 
 def begin(world: World, **more: Any) -> str:

@@ -7,17 +7,12 @@ import pytest
 from services.placer.core.containers import Progress, Start
 from shared.effects import Publish
 from shared.messages import PlaceEvent, Regime
-from tests.placer_world import SECOND, WALL, World, facts, request
+from tests.placer_world import SECOND, WALL, World, facts, led, request
 
 
 @pytest.fixture
 def world() -> World:
-    """One node with one device, one placer that leads."""
-    world = World()
-    world.add_node("n1")
-    world.placer("p1")
-    world.pass_time(2)
-    return world
+    return led(n1=1)
 
 
 def starting(world: World) -> Start:
