@@ -20,6 +20,7 @@ import services.node_list.service
 import services.placer.service
 from cli.permissions import Rules
 from shared import messages
+from shared.kubernetes import list_watch
 from shared.messages import Message
 from shared.metrics import Metric
 from shared.service import Listen, Publishes, Service, numbers
@@ -242,6 +243,7 @@ def _anew(name: str, marks: tuple[str, str], lines: Iterable[str]) -> str:
 def _metrics() -> Iterator[str]:
     of: dict[str, tuple[Metric, ...]] = {"every service": numbers.METRICS}
     of |= {f"the {service.name}": service.metrics for service in SERVICES}
+    of["whoever follows an API server: kube-bridge, and the placer with Kubernetes"] = list_watch.METRICS
     for who, told in of.items():
         yield f"### Of {who}"
         yield ""

@@ -7,6 +7,8 @@ LaxityError
 │   ├── OutcomeUnknownError  a write timed out: it may or may not have happened; read to learn
 │   ├── TooLargeError        a body is over a limit
 │   └── RefusedError         our user may not say this
+├── KubernetesError     an API server refused, or did not answer
+│   └── NotToThePointError   something answered, and not as an API server does
 └── BackendError        a backend could not start, stop, resize or list containers
     └── BackendSilentError   it did not answer: what it was asked may still happen
 """
@@ -46,6 +48,27 @@ class TooLargeError(BusError):
 
 class RefusedError(BusError):
     """Our user may not publish on this subject; the server said so, and nothing was done."""
+
+
+class KubernetesError(LaxityError):
+    """An API server refused, in its own words, or did not answer: then ``status``, that of HTTP, is None."""
+
+    def __init__(self, words: str, status: int | None = None, retry_after_us: int = 0) -> None:
+        self.status, self.retry_after_us = status, retry_after_us
+        super().__init__(clip(words if status is None else f"{status}: {words}", 500))
+
+    @property
+    def unclear(self) -> bool:
+        """What was asked may have happened: also of 5xx nobody can say, which a proxy or a slow store brings."""
+        return self.status is None or self.status >= 500
+
+
+class NotToThePointError(KubernetesError):
+    """Something answered, and not as an API server does: a proxy's page, half a line. Its status says nothing sure."""
+
+    @property
+    def unclear(self) -> bool:
+        return True
 
 
 class BackendError(LaxityError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 from services.kube_bridge.calls import (
     Answer,
@@ -26,31 +26,33 @@ from services.kube_bridge.calls import (
     Silent,
     WriteCondition,
 )
-from services.kube_bridge.core import Core
 from services.kube_bridge.extender import Extender
-from services.kube_bridge.kubernetes_client import ApiServer
-from services.kube_bridge.list_watch import Follower, Json, KubeError
 from services.kube_bridge.seen import CONDITION, NodeSeen, PodSeen
 from services.kube_bridge.settings import KubeBridgeSettings
 from shared.bus import NoResponders, rfc3339
-from shared.errors import BusError, FieldError
+from shared.clock import Clock
+from shared.errors import BusError, FieldError, KubernetesError
+from shared.kubernetes.api import STRATEGIC, ApiServer, Kind
+from shared.kubernetes.list_watch import Follower, Json
 from shared.messages import ConfirmRequest, Message, PlaceReply, ReleaseRequest
 from shared.service import Runtime
 
-AT_ONCE = 64
+AT_ONCE: Final = 64
 """Writes to the API server under way at a time; a burst of refused pods waits."""
+_NOT_FOUND: Final = 404
 
 
 class Performer:
     """The slow effects of one bridge, and its root tasks: the extender and the two watches."""
 
-    def __init__(self, settings: KubeBridgeSettings, core: Core) -> None:
-        self._settings, self._core = settings, core
-        self._server: ApiServer
+    def __init__(self, settings: KubeBridgeSettings, clock: Clock) -> None:
+        """Raises FieldError where the API server cannot be reached for want of a setting."""
+        self._settings = settings
+        self._server = ApiServer(settings.kubernetes, clock)
         self._runtime: Runtime
         self._extender: Extender
         self._room = asyncio.Semaphore(AT_ONCE)
-        self.followers: dict[str, Follower] = {}
+        self.followers = (self._pods(clock), self._nodes(clock))
 
     def slow(self) -> Mapping[type, Callable[[Any], Awaitable[object | None]]]:
         return {
@@ -67,14 +69,13 @@ class Performer:
         """Ends with the service alone: what breaks in it ends that."""
         self._runtime = runtime
         self._extender = Extender(self._settings, runtime.post, runtime.log)
-        self._extender.health = lambda: self._core.health
+        self._extender.health = lambda: runtime.health
         self._extender.count = runtime.count
-        self._server = ApiServer(self._settings, runtime.clock)
         try:
             await self._extender.open()
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pods().run())
-                group.create_task(self._nodes().run())
+                for follower in self.followers:
+                    group.create_task(follower.run())
         finally:
             await self._extender.close()
             await self._server.close()
@@ -82,36 +83,37 @@ class Performer:
 
     # --- what the API server shows ---
 
-    def _pods(self) -> Follower:
-        post, scheduler = self._runtime.post, self._settings.scheduler
-        self.followers["pods"] = Follower(
-            self._server.kind("pods"),
-            self._runtime.clock,
-            listed=lambda found: post(Listed(pods=tuple(PodSeen.of(pod, scheduler) for pod in found))),
-            changed=lambda pod: post(PodChanged(PodSeen.of(pod, scheduler))),
-            deleted=lambda pod: post(PodGone(pod["metadata"]["uid"])),
-            silent=self._silent("pods"),
+    def _pods(self, clock: Clock) -> Follower:
+        scheduler = self._settings.scheduler
+        return Follower(
+            "pods",
+            Kind(self._server, "/api/v1/pods", {}),
+            clock,
+            self._settings.kubernetes.silent_us,
+            listed=lambda found: self._post(Listed(pods=tuple(PodSeen.of(pod, scheduler) for pod in found))),
+            changed=lambda pod: self._post(PodChanged(PodSeen.of(pod, scheduler))),
+            deleted=lambda pod: self._post(PodGone(pod["metadata"]["uid"])),
+            failed=lambda error: self._silent("pods", error),
         )
-        return self.followers["pods"]
 
-    def _nodes(self) -> Follower:
-        post = self._runtime.post
-        self.followers["nodes"] = Follower(
-            self._server.kind("nodes"),
-            self._runtime.clock,
-            listed=lambda found: post(Listed(nodes=tuple(map(NodeSeen.of, found)))),
-            changed=lambda node: post(NodeChanged(NodeSeen.of(node))),
-            deleted=lambda node: post(NodeGone(node["metadata"]["name"])),
-            silent=self._silent("nodes"),
+    def _nodes(self, clock: Clock) -> Follower:
+        return Follower(
+            "nodes",
+            Kind(self._server, "/api/v1/nodes", {}),
+            clock,
+            self._settings.kubernetes.silent_us,
+            listed=lambda found: self._post(Listed(nodes=tuple(map(NodeSeen.of, found)))),
+            changed=lambda node: self._post(NodeChanged(NodeSeen.of(node))),
+            deleted=lambda node: self._post(NodeGone(node["metadata"]["name"])),
+            failed=lambda error: self._silent("nodes", error),
         )
-        return self.followers["nodes"]
 
-    def _silent(self, kind: Any) -> Callable[[KubeError], None]:
-        def silent(error: KubeError) -> None:
-            self._runtime.log.info("the API server is not heard", kind=kind, error=str(error))
-            self._runtime.post(Silent(kind))
+    def _post(self, event: object) -> None:
+        self._runtime.post(event)
 
-        return silent
+    def _silent(self, kind: Literal["pods", "nodes"], error: KubernetesError) -> None:
+        self._runtime.log.info("the API server is not heard", kind=kind, error=str(error))
+        self._post(Silent(kind))
 
     # --- the scheduler and the placers ---
 
@@ -145,35 +147,47 @@ class Performer:
 
     async def look(self, effect: LookAtPod) -> PodLooked:
         try:
-            found = await self._server.pod(effect.namespace, effect.name)
-        except KubeError as error:
+            found: Json | None = await self._server.ask("GET", _path(effect.namespace, effect.name))
+        except KubernetesError as error:
+            if error.status == _NOT_FOUND and not error.unclear:
+                return _looked(effect, None, self._settings.scheduler)
             self._runtime.log.warning("a pod could not be read", pod=effect.name, error=str(error))
             return PodLooked(effect.uid, None, token=effect.token)
         return _looked(effect, found, self._settings.scheduler)
 
     async def bind(self, effect: BindPlain) -> PlainBound:
-        """Where it is unclear how it ended the pod itself tells."""
+        """Without a word of devices. Where it is unclear how it ended the pod itself tells."""
+        target = {"apiVersion": "v1", "kind": "Node", "name": effect.node}
+        body = {"metadata": {"name": effect.name, "uid": effect.uid}, "target": target}
         try:
-            await self._server.bind(effect.namespace, effect.name, effect.uid, effect.node)
-        except KubeError as error:
+            await self._server.ask("POST", f"{_path(effect.namespace, effect.name)}/binding", body=body)
+        except KubernetesError as error:
             looked = await self.look(LookAtPod(effect.namespace, effect.name, effect.uid))
             bound = looked.there and looked.node == effect.node
             return PlainBound(effect.token, "" if bound else f"the pod was not bound: {error}")
         return PlainBound(effect.token)
 
     async def write(self, effect: WriteCondition) -> None:
+        """Of the pod with that uid; merged with its other conditions by type."""
         said = effect.condition
-        body = {"type": CONDITION, "status": said.status, "reason": said.reason, "message": said.message}
+        condition = {"type": CONDITION, "status": said.status, "reason": said.reason, "message": said.message}
         if effect.turned:
-            body["lastTransitionTime"] = rfc3339(self._runtime.clock.wall_us())
+            condition["lastTransitionTime"] = rfc3339(self._runtime.clock.wall_us())
         if effect.probed:
-            body["lastProbeTime"] = rfc3339(self._runtime.clock.wall_us())
+            condition["lastProbeTime"] = rfc3339(self._runtime.clock.wall_us())
+        body = {"metadata": {"uid": effect.uid}, "status": {"conditions": [condition]}}
+        path = f"{_path(effect.namespace, effect.name)}/status"
         try:
             async with self._room:
-                await self._server.write_condition(effect.namespace, effect.name, effect.uid, body)
-        except KubeError as error:
+                await self._server.ask("PATCH", path, body=body, content_type=STRATEGIC)
+        except KubernetesError as error:
             self._runtime.count("conditions.not_written")
             self._runtime.log.info("a condition was not written", pod=effect.name, error=str(error))
+
+
+def _path(namespace: str, name: str) -> str:
+    """Names of Kubernetes need no quoting."""
+    return f"/api/v1/namespaces/{namespace}/pods/{name}"
 
 
 def _looked(effect: LookAtPod, found: Json | None, scheduler: str) -> PodLooked:

@@ -9,6 +9,7 @@ from services.kube_bridge.core import COMPARE, SOON, Core
 from services.kube_bridge.numbers import METRICS as NUMBERS
 from services.kube_bridge.numbers import numbers
 from services.kube_bridge.settings import KubeBridgeSettings
+from shared.clock import SystemClock
 from shared.messages import BusEvent, KubeNodeFacts
 from shared.service import Every, Listen, Publishes, Service, run
 from shared.subjects import LEDGER, NODES, Subjects
@@ -49,5 +50,7 @@ async def serve(settings: KubeBridgeSettings) -> None:
     )
     from services.kube_bridge.perform import Performer  # its client is slow to import
 
-    performer = Performer(settings, core)
-    await run(SERVICE, core, settings, slow=performer.slow(), tasks=(performer.root,))
+    clock = SystemClock()
+    performer = Performer(settings, clock)
+    slow, followers = performer.slow(), performer.followers
+    await run(SERVICE, core, settings, slow=slow, tasks=(performer.root,), outside=followers, clock=clock)

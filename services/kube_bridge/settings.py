@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Final, Self
 
@@ -10,24 +9,16 @@ from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from shared.errors import FieldError
+from shared.kubernetes.options import ApiOptions
 from shared.settings import ServiceSettings
 
 LOOPBACK: Final = {"127.0.0.1", "::1", "localhost"}
-_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-
-
-def _in_cluster() -> str:
-    """As every pod is told; nothing elsewhere."""
-    host, port = (os.environ.get(f"KUBERNETES_SERVICE_{what}", "") for what in ("HOST", "PORT"))
-    if not host:
-        return ""
-    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
 
 class KubeBridgeSettings(ServiceSettings):
     """Read from the environment: LAXITY_KUBE_BRIDGE_EXTENDER_PORT and so on, and what all services share."""
 
-    model_config = SettingsConfigDict(env_prefix="LAXITY_KUBE_BRIDGE_")
+    model_config = SettingsConfigDict(env_prefix="LAXITY_KUBE_BRIDGE_", env_nested_delimiter="__")
 
     scheduler: str = Field(default="laxity", min_length=1)
     """`schedulerName` of the pods that are Laxity's: the one profile of the kube-scheduler that asks us."""
@@ -62,18 +53,8 @@ class KubeBridgeSettings(ServiceSettings):
     """So long placers may say first how a bound pod ended, since they know its exit code; and so long a difference
     between pods and ledger must last to be told."""
 
-    api_server: str = Field(default_factory=_in_cluster, pattern=r"^(https://\S+)?$")
-    """Where the API server is; absent: that of the cluster that the bridge is a pod of."""
-    api_token_file: Path = _ACCOUNT / "token"
-    """Read anew once a minute, and at once where the API server refuses it."""
-    api_ca_file: Path = _ACCOUNT / "ca.crt"
-    """What the API server's certificate is checked with."""
-    api_timeout_us: int = Field(default=10_000_000, ge=100_000)
-    """For one call of the API server."""
-    api_silence_us: int = Field(default=90_000_000, ge=1_000_000)
-    """A watch that says nothing for so long is begun anew; bookmarks come once a minute."""
-    relaxed_certificates: bool = False
-    """Take certificates without key identifiers, as clusters of before 2020 have them, which Python 3.13 refuses."""
+    kubernetes: ApiOptions = Field(default_factory=ApiOptions)
+    """How the API server is reached: LAXITY_KUBE_BRIDGE_KUBERNETES__SERVER and so on, or all of them as JSON."""
 
     @model_validator(mode="after")
     def _closed(self) -> Self:

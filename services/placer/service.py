@@ -27,7 +27,7 @@ from shared.messages import (
     RequestRecord,
     ResizeRequest,
 )
-from shared.service import Every, Listen, Publishes, Service, run
+from shared.service import Every, Listen, Outside, Publishes, Service, run
 from shared.subjects import LEARNED, LEDGER, NODES, PLACE_STREAM, Subjects
 
 SERVICE = Service(
@@ -97,16 +97,18 @@ SERVICE = Service(
 )
 
 
-def reach(settings: PlacerSettings, closing: AsyncExitStack) -> Reach:
-    """The backends that the settings name, each made once; ``closing`` ends what they hold open."""
+def reach(settings: PlacerSettings, closing: AsyncExitStack, outside: list[Outside]) -> Reach:
+    """The backends that the settings name, each made once; ``closing`` ends what they hold open, ``outside`` gets what
+    they cannot do without.
+    """
     made: dict[str, Backend] = {}
     for name in settings.backends.values():
         if name not in made:
-            made[name] = _backend(name, settings, closing)
+            made[name] = _backend(name, settings, closing, outside)
     return Reach({pattern: made[name] for pattern, name in settings.backends.items()})
 
 
-def _backend(name: str, settings: PlacerSettings, closing: AsyncExitStack) -> Backend:
+def _backend(name: str, settings: PlacerSettings, closing: AsyncExitStack, outside: list[Outside]) -> Backend:
     if name == "docker":
         from services.placer.backends.docker import DockerBackend  # its client is slow to import
 
@@ -118,6 +120,7 @@ def _backend(name: str, settings: PlacerSettings, closing: AsyncExitStack) -> Ba
 
         kubernetes = KubernetesBackend(settings.kubernetes)
         closing.push_async_callback(kubernetes.close)
+        outside.append(kubernetes.pods.follower)
         return kubernetes
     state = settings.state_root / name
     if name == "fake":
@@ -131,8 +134,10 @@ async def serve(settings: PlacerSettings) -> None:
     instance = settings.instance.encode()[:200].decode(errors="ignore")
     me = f"{instance}-{uuid.uuid4().hex[:8]}"
     offset_us = clock.wall_us() - clock.now_us()
+    outside: list[Outside] = []
     async with AsyncExitStack() as closing:
-        reached = reach(settings, closing)
+        reached = reach(settings, closing, outside)
         core = Core(me, uuid.uuid4().hex, Subjects(settings.prefix), reached, settings.rules(), offset_us)
         performer = Performer(reached, settings.start_timeout_us)
-        await run(SERVICE, core, settings, slow=performer.slow(), tasks=performer.tasks(), clock=clock)
+        slow, tasks = performer.slow(), performer.tasks()
+        await run(SERVICE, core, settings, slow=slow, tasks=tasks, outside=outside, clock=clock)

@@ -11,7 +11,9 @@ from shared.service.discovery import VERSION, Endpoint
 _INFO: Final = Metric(
     "laxity_service_info", "gauge", "1, with which service this is.", ("service", "instance", "version")
 )
-_READY: Final = Metric("laxity_service_ready", "gauge", "1 while the service is ready and connected, else 0.")
+_READY: Final = Metric(
+    "laxity_service_ready", "gauge", "1 while it is ready, connected and hears what it needs, else 0."
+)
 _INBOX: Final = Metric("laxity_service_inbox_events", "gauge", "Events that wait for the core.")
 _OUTBOX: Final = Metric("laxity_service_outbox_events", "gauge", "Events that the stream has not stored yet.")
 _REPLIES: Final = Metric("laxity_replies_total", "counter", "Replies of the placer by outcome.", ("outcome",))
@@ -33,10 +35,12 @@ REPLIES: Final = "replies."
 """Begins the names of counters of replies."""
 
 
-def numbers(service: str, instance: str, data: dict[str, Any], endpoints: Iterable[Endpoint]) -> Iterator[Sample]:
+def numbers(
+    service: str, instance: str, ready: bool, data: dict[str, Any], endpoints: Iterable[Endpoint]
+) -> Iterator[Sample]:
     """``data`` is what $SRV.STATS says."""
     yield from _INFO.of(1, service, instance, VERSION)
-    yield from _READY.of(data["state"] == "ready" and data["health"] != "disconnected")
+    yield from _READY.of(ready)
     yield from _INBOX.of(data["inbox"])
     yield from _OUTBOX.of(data["outbox"])
     for name, count in data["counters"].items():

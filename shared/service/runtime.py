@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 from collections import Counter
@@ -38,7 +37,8 @@ from shared.service.exposition import Exposition
 from shared.service.inbox import Inbox
 from shared.service.intake import Intake
 from shared.service.outbox import Outbox
-from shared.service.table import Core, Every, Listen, Service
+from shared.service.ready_file import ReadyFile
+from shared.service.table import Core, Every, Listen, Outside, Service
 from shared.settings import ServiceSettings
 
 State = Literal["starting", "ready", "draining", "stopped"]
@@ -47,6 +47,8 @@ RootTask = Callable[["Runtime"], Awaitable[None]]
 
 BUS_EVENT_EVERY_US = 5_000_000
 """At most one event of a kind of trouble within it, however often it happens; the rest is counted."""
+LOOK_US = 200_000
+"""How often what is outside is asked whether the service is still ready."""
 
 
 class Stopped(Exception):  # noqa: N818  # not an error: how an orderly end leaves the task group
@@ -63,7 +65,15 @@ class _Barrier:
 class Runtime:
     """What root tasks and tests hold on to."""
 
-    def __init__(self, service: Service, core: Core, settings: ServiceSettings, slow: Slow, clock: Clock) -> None:
+    def __init__(
+        self,
+        service: Service,
+        core: Core,
+        settings: ServiceSettings,
+        slow: Slow,
+        clock: Clock,
+        outside: Sequence[Outside] = (),
+    ) -> None:
         self.service = service
         self.settings = settings
         self.clock = clock
@@ -75,7 +85,7 @@ class Runtime:
         self.bus: Bus
         self.discovery: Discovery
         self.exposition: Exposition | None = None
-        self._core = core
+        self._core, self._outside = core, outside
         self._slow: Slow = {Commit: self._commit, **slow}
         self._group: asyncio.TaskGroup
         self._outbox: Outbox
@@ -87,6 +97,7 @@ class Runtime:
         self._bus_events = 0
         self._told_at_us: dict[str, int] = {}
         self._ticking: set[str] = set()
+        self._ready_file = ReadyFile(settings.ready_file, service.name, settings.instance)
         self._closed = asyncio.Event()
 
     # --- for root tasks ---
@@ -115,7 +126,13 @@ class Runtime:
             return self.state
         if not self.bus.connection.is_up:
             return "disconnected"
+        if trouble := self._trouble:
+            return trouble
         return str(getattr(self._core, "health", "ok"))
+
+    @property
+    def _trouble(self) -> str:
+        return next(filter(None, (each.trouble for each in self._outside)), "")
 
     def data(self) -> dict[str, Any]:
         """What $SRV.STATS says beyond the convention; a core may have ``counters`` and a ``health`` of its own."""
@@ -132,9 +149,13 @@ class Runtime:
     def numbers(self) -> Iterator[Sample]:
         """What /metrics says: of every service, and of this one."""
         about = self.service
-        yield from numbers.numbers(about.name, self.settings.instance, self.data(), self.discovery.endpoints.values())
+        ready = self.state == "ready" and self.bus.connection.is_up and not self._trouble
+        of_all = (about.name, self.settings.instance, ready, self.data(), self.discovery.endpoints.values())
+        yield from numbers.numbers(*of_all)
         if about.numbers is not None:
             yield from about.numbers(self._core)
+        for outside in self._outside:
+            yield from outside.numbers()
 
     # --- life ---
 
@@ -146,7 +167,7 @@ class Runtime:
             pass
         finally:
             self.state = "stopped"
-            self._say_ready(on=False)
+            self._say_ready()
             if hasattr(self, "bus"):
                 await _within(shutdown.CLOSE_US, self.bus.close())
             if self.exposition is not None:
@@ -184,7 +205,9 @@ class Runtime:
         for task in tasks:
             self._until_draining(self._root(task))
         self.state = "ready"
-        self._say_ready(on=True)
+        self._say_ready()
+        if self._outside:
+            self._until_draining(self._go_on_saying_ready())
         self.ready.set()
         self.log.info("ready")
 
@@ -248,7 +271,7 @@ class Runtime:
 
     async def _drain(self) -> None:
         self.state = "draining"
-        self._say_ready(on=False)
+        self._say_ready()
         self.log.info("draining")
         for task in self._until_drain:
             task.cancel()
@@ -405,17 +428,13 @@ class Runtime:
         event_id = f"bus/{name}/{instance}/{self._start_id}/{self._bus_events}"
         self._outbox.add(Publish(self.bus.subjects.bus_event(name), body, event_id, f"bus.{kind}"), at_us)
 
-    def _say_ready(self, *, on: bool) -> None:
-        path = self.settings.ready_file
-        if path is None:
-            return
-        if not on:
-            path.unlink(missing_ok=True)
-            return
-        beside = path.with_name(f"{path.name}.{os.getpid()}")
-        about = {"service": self.service.name, "instance": self.settings.instance, "pid": os.getpid()}
-        beside.write_text(json.dumps(about), encoding="utf-8")
-        beside.replace(path)
+    async def _go_on_saying_ready(self) -> None:
+        while True:
+            await self.clock.sleep_us(LOOK_US)
+            self._say_ready()
+
+    def _say_ready(self) -> None:
+        self._ready_file.say(self.state == "ready" and not self._trouble)
 
 
 async def _within(limit_us: int, work: Awaitable[object]) -> bool:
@@ -455,13 +474,14 @@ async def run(
     *,
     slow: Slow | None = None,
     tasks: Sequence[RootTask] = (),
+    outside: Sequence[Outside] = (),
     clock: Clock | None = None,
 ) -> None:
     """Run a service until SIGTERM or SIGINT. What the core, a slow effect or a root task raises ends the process
     with exit code 1: a bug is for the supervisor, which starts it again.
     """
     configure(settings.log_level, settings.log_format)
-    runtime = Runtime(service, core, settings, slow or {}, clock or SystemClock())
+    runtime = Runtime(service, core, settings, slow or {}, clock or SystemClock(), outside)
     stop = asyncio.Event()
     with _on_signals(stop):
         try:

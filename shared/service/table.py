@@ -28,6 +28,19 @@ class Core(Protocol):
         ...
 
 
+class Outside(Protocol):
+    """Something beside the bus that a service cannot do its work without."""
+
+    @property
+    def trouble(self) -> str:
+        """Why the service is not ready; empty where nothing is wrong."""
+        ...
+
+    def numbers(self) -> Iterable[Sample]:
+        """For /metrics."""
+        ...
+
+
 @dataclass(frozen=True)
 class Listen:
     """One subject or bucket that a service hears.

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from shared.effects import (
     WatchReplayed,
     Write,
 )
+from shared.metrics import Metric, Sample
 from shared.service import Runtime
 from shared.settings import ServiceSettings
 from shared.subjects import LEDGER
@@ -25,6 +28,36 @@ from shared.testing.wait import eventually, until
 from tests.integration.toy_service import SECOND_US, Running, Slowly, SlowlyDone, Toy, ask, toys
 
 # --- faults ---
+
+
+@dataclass
+class Thing:
+    """What the toy cannot do without."""
+
+    trouble: str = ""
+
+    def numbers(self) -> Iterator[Sample]:
+        yield from Metric("toy_trouble", "gauge", "").of(bool(self.trouble))
+
+
+async def test_a_service_that_cannot_do_without_something_is_ready_only_while_that_is_there(
+    settings: ServiceSettings, tmp_path: Path
+) -> None:
+    thing, ready_file = Thing("not yet"), tmp_path / "ready"
+    async with toys(settings.model_copy(update={"ready_file": ready_file}), outside=[thing]) as (toy,):
+        runtime, clock = toy.runtime, toy.clock
+
+        def told() -> tuple[float, float]:
+            numbers = {metric.name: value for metric, _, value in runtime.numbers()}
+            return numbers["laxity_service_ready"], numbers["toy_trouble"]
+
+        assert (False, "not yet", (0, 1)) == (ready_file.exists(), runtime.health, told())
+        for trouble in ("", "silent", ""):
+            thing.trouble = trouble
+            await clock.advance(SECOND_US)
+            await until(lambda: ready_file.exists() != bool(thing.trouble))
+            assert (trouble or "ok", (not trouble, bool(trouble))) == (runtime.health, told())
+    assert not ready_file.exists()
 
 
 @pytest.mark.parametrize("kill", [True, False], ids=["kill -9", "SIGTERM"])

@@ -147,7 +147,8 @@ class Running:
         self.stop = asyncio.Event()
         tasks = options.pop("tasks", ())
         service = options.pop("service", SERVICE)
-        self.runtime = Runtime(service, core, settings, options.pop("slow", {}), self.clock)
+        slow, outside = options.pop("slow", {}), options.pop("outside", ())
+        self.runtime = Runtime(service, core, settings, slow, self.clock, outside)
         self.task = asyncio.create_task(self.runtime.serve(self.stop, tasks))
 
     async def ready(self) -> "Running":

@@ -70,9 +70,9 @@ class Bridged:
         fixed = {
             "LAXITY_INSTANCE": name,
             "LAXITY_STORAGE": "memory",
-            "LAXITY_KUBE_BRIDGE_API_SERVER": self.kube.url,
-            "LAXITY_KUBE_BRIDGE_API_TOKEN_FILE": str(self._token("kube-bridge")),
-            "LAXITY_KUBE_BRIDGE_API_CA_FILE": str(self.kube.ca),
+            "LAXITY_KUBE_BRIDGE_KUBERNETES__SERVER": self.kube.url,
+            "LAXITY_KUBE_BRIDGE_KUBERNETES__TOKEN_FILE": str(self._token("kube-bridge")),
+            "LAXITY_KUBE_BRIDGE_KUBERNETES__CA_FILE": str(self.kube.ca),
             "LAXITY_KUBE_BRIDGE_EXTENDER_PORT": "0",
             "LAXITY_METRICS_PORT": "0",
         }
@@ -142,13 +142,12 @@ class Extender:
         named = {"PodName": meta["name"], "PodNamespace": meta["namespace"], "PodUID": meta["uid"]}
         return self.ask("bind", {**named, "Node": node})
 
-    def numbers(self) -> dict[str, float]:
-        """How often filter was answered, by outcome."""
+    def numbers(self, metric: str = "laxity_kube_filters_total") -> dict[str, float]:
+        """By the value of the metric's label: how often filter was answered, by outcome."""
         url = re.findall(r"http://[0-9.:]+/metrics", self.process.log)[-1]
         with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310  # its own
             text = answer.read().decode()
-        found = re.findall(r'laxity_kube_filters_total\{outcome="(\w+)"\} (\S+)', text)
-        return {outcome: float(count) for outcome, count in found}
+        return {label: float(number) for label, number in re.findall(rf'{metric}\{{\w+="(\w+)"\}} (\S+)', text)}
 
     def ask(self, verb: str, body: object) -> Json:
         host, port = self.url.removeprefix("http://").split(":")

@@ -72,9 +72,9 @@ class Whole:
         )
         self.bridge = self._service(
             "kube_bridge",
-            LAXITY_KUBE_BRIDGE_API_SERVER=self._kube.url,
-            LAXITY_KUBE_BRIDGE_API_TOKEN_FILE=self._token("scheduler"),
-            LAXITY_KUBE_BRIDGE_API_CA_FILE=str(self._kube.ca),
+            LAXITY_KUBE_BRIDGE_KUBERNETES__SERVER=self._kube.url,
+            LAXITY_KUBE_BRIDGE_KUBERNETES__TOKEN_FILE=self._token("scheduler"),
+            LAXITY_KUBE_BRIDGE_KUBERNETES__CA_FILE=str(self._kube.ca),
             LAXITY_KUBE_BRIDGE_EXTENDER_PORT=str(port := free_port()),
         )
         self.scheduler = self._scheduler(f"http://127.0.0.1:{port}")

@@ -264,19 +264,24 @@ async def test_KU32_an_api_server_that_dies_and_comes_back_is_followed_on(
 async def test_KU29_a_watch_that_dies_without_a_word_is_begun_anew(
     bridged: Bridged, kube: KubeCluster, pods: str
 ) -> None:
+    """Meanwhile bridge and placer are not ready, and say since when they hear nothing."""
     await bridged.add_node("k1", 1)
-    await asyncio.to_thread(bridged.placer)
-    extender = await asyncio.to_thread(
-        lambda: bridged.bridge(LAXITY_KUBE_BRIDGE_API_SILENCE_US="2000000", LAXITY_KUBE_BRIDGE_API_TIMEOUT_US="1000000")
-    )
+    times = {"SILENT_US": "2000000", "CALL_TIMEOUT_US": "1000000"}
+    of_placer = {f"LAXITY_PLACER_KUBERNETES__{name}": value for name, value in times.items()}
+    of_bridge = {f"LAXITY_KUBE_BRIDGE_KUBERNETES__{name}": value for name, value in times.items()}
+    placer = await asyncio.to_thread(lambda: bridged.placer(backend="kubernetes", **of_placer))
+    extender = await asyncio.to_thread(lambda: bridged.bridge(**of_bridge))
     await until(lambda: "the extender listens" in extender.process.log, 20)
     found = kube.admin.create(pods, pod("one", gpu_milli="250"))
     await until(lambda: bool(extender.filter(found, ["k1"])["NodeNames"]), 20)
     kube.apiserver.signal(signal.SIGSTOP)
     try:
         await until(lambda: "the API server is not heard" in extender.process.log, 30)
+        await until(lambda: not placer.ready and not extender.process.ready, 30)
+        assert any(seconds > 2 for seconds in extender.numbers("laxity_kubernetes_silent_seconds").values())
     finally:
         kube.apiserver.signal(signal.SIGCONT)
     await asyncio.to_thread(kube.apiserver.wait_ready)
     kube.admin.delete(f"{pods}/one", grace_s=0)
     await bridged.reach(found["metadata"]["uid"], "released")
+    await until(lambda: placer.ready and extender.process.ready, 60)

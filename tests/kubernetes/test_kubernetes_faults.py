@@ -12,7 +12,7 @@ import pytest
 
 from services.placer.backends.kubernetes import KubernetesBackend
 from shared.errors import BackendSilentError
-from shared.testing.wait import eventually, until
+from shared.testing.wait import until
 from tests.backends import watched
 from tests.conformance import test_backend as conformance
 from tests.kubernetes.cluster import KubeCluster
@@ -82,14 +82,14 @@ async def test_KU29_a_silent_api_server_ends_calls_and_watches_in_time(
         try:
             with pytest.raises(BackendSilentError, match="does not answer"):
                 await backend.list(NODE)
-            heard_us = backend.pods.heard_us
+            heard_us = backend.pods.follower.heard_us
             await asyncio.sleep(2)  # longer than a watch may be silent
         finally:
             kube.apiserver.signal(signal.SIGCONT)
         assert 4 == (await conformance.first(posts)).exit_code
     assert heard_us is not None
-    assert backend.pods.heard_us is not None
-    assert backend.pods.heard_us > heard_us  # the age of the last sign of life
+    assert backend.pods.follower.heard_us is not None
+    assert backend.pods.follower.heard_us > heard_us  # the age of the last sign of life
 
 
 async def test_KU31_what_a_proxy_says_for_the_api_server_is_no_answer(front: Front, backend: KubernetesBackend) -> None:
@@ -107,8 +107,16 @@ async def test_KU31_what_a_proxy_says_for_the_api_server_is_no_answer(front: Fro
         await until(lambda: front.count("GET watch") >= 5)
         await backend.start(conformance.spec("third", node=NODE, exits_after_s=0, code=6))
         await until(lambda: [post.exit_code for post in posts] == [5, 6])
-    assert 1 <= backend.api.counts["no_event"]
-    assert 2 <= backend.api.counts["asked_again"]
+    assert 2 <= backend.pods.follower.failures["not_to_the_point"]
+    assert 1 <= backend.pods.follower.failures["refused"]
+
+
+async def test_a_proxys_404_is_no_pod_that_is_gone(front: Front, backend: KubernetesBackend) -> None:
+    await backend.start(conformance.spec(node=NODE))
+    front.once("GET /pods/", lambda asked: asked.answer(404, "<html>404 not found</html>", "text/html"))
+    await backend.stop(NODE, BOX)
+    assert [] == await backend.list(NODE)
+    assert 1 <= front.count("DELETE")
 
 
 async def test_a_server_that_has_just_begun_forbids_for_a_moment_and_that_says_nothing_of_a_start(
@@ -157,13 +165,26 @@ async def test_KU34_a_token_that_was_replaced_is_read_again_where_the_old_one_is
     await backend.remove(NODE, BOX)
     await backend.close()
 
-    async def listed() -> bool | None:
-        return backend.pods.listed or None
 
-    backend = KubernetesBackend(options)
-    options.token_file.write_text("of-tomorrow")
-    backend.api._read_token()
-    backend.pods.begin()  # a watch whose token is refused
-    options.token_file.write_text(kube.token())
-    await eventually(listed)
-    await backend.close()
+async def test_KU34_a_watch_whose_token_is_refused_reads_it_again(
+    kube: KubeCluster, front: Front, backend: KubernetesBackend, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    used: list[str] = []
+
+    def refuse(asked: Asked) -> None:
+        token.write_text("of-tomorrow")
+        asked.answer(401, json.dumps({"kind": "Status", "code": 401, "message": "Unauthorized"}))
+
+    def pass_on(asked: Asked) -> None:
+        used.append(asked.headers["Authorization"])
+        token.write_text(kube.token())
+        asked.forward()
+
+    front.once("GET watch", refuse)
+    front.once("GET watch", pass_on)
+    async with watched(backend) as posts:
+        await until(lambda: front.count("GET watch") >= 3)
+        await backend.start(conformance.spec(node=NODE, exits_after_s=0, code=2))
+        assert 2 == (await conformance.first(posts)).exit_code
+    assert ["Bearer of-tomorrow"] == used

@@ -27,6 +27,7 @@ from services.monitor.probes.base import (
     XidReading,
 )
 from shared.effects import Tick
+from shared.kubernetes import list_watch
 from shared.log import logger
 from shared.messages import Regime
 from shared.metrics import Metric, Sample
@@ -36,7 +37,7 @@ from shared.service.exposition import Exposition
 GAUGE = Metric("laxity_toy_things", "gauge", "Things.", ("kind",))
 TOTAL = Metric("laxity_toy_seen_total", "counter", "Seen.")
 FOREIGN = Metric("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "counter", "Energy (in mJ).")
-ALL = [*of_all.METRICS, *(metric for service in SERVICES for metric in service.metrics)]
+ALL = [*of_all.METRICS, *list_watch.METRICS, *(metric for service in SERVICES for metric in service.metrics)]
 
 
 def parsed(text: str) -> dict[str, Family]:

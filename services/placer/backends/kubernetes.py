@@ -1,4 +1,4 @@
-"""Containers as pods; what the API server is told lies in ``kubernetes_spec``, how it is reached in ``kubernetes_api``.
+"""Containers as pods; what the API server is told lies in ``kubernetes_spec``, what it shows in ``kubernetes_pods``.
 
 Everything known of a container lies in its pod: its name, and the annotations that its Binding carried. A pod is made
 without a node and bound in a second step, in which it gets node, devices and labels in one write; a second Binding is
@@ -10,23 +10,38 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from services.placer.backends import kubernetes_spec as told
 from services.placer.backends.base import Seen, StartSpec
-from services.placer.backends.kubernetes_api import STRATEGIC, Follower, KubernetesApi, NoAnswerError, RefusedError
 from services.placer.backends.kubernetes_options import KubernetesOptions
+from services.placer.backends.kubernetes_pods import Pods
 from services.placer.core.capabilities import Capabilities
 from shared.clock import Clock, SystemClock
-from shared.errors import BackendError, BackendSilentError, clip
+from shared.errors import BackendError, BackendSilentError, KubernetesError, clip
+from shared.kubernetes.api import STRATEGIC, ApiServer, Kind
+from shared.kubernetes.list_watch import Json
 from shared.messages.place import Pod
 
-Json = dict[str, Any]
 POLL_US = 50_000
+TRIES = 6
+"""Of what can be asked again without harm."""
 _ByNode = dict[str | None, list[Json]]
 """Pods with a reservation; None: those without a node."""
+
+
+class RefusedError(BackendError):
+    """The API server's answer is an error; ``status`` is that of HTTP. What was asked has not happened."""
+
+    def __init__(self, error: KubernetesError) -> None:
+        self.status = error.status
+        super().__init__(str(error))
+
+
+class NoAnswerError(BackendSilentError):
+    """It did not answer, or not to the point: what was asked may have happened."""
 
 
 class KubernetesBackend:
@@ -49,8 +64,9 @@ class KubernetesBackend:
         )
         self._options = options
         self._clock = clock or SystemClock()
-        self.api = KubernetesApi(options, self._clock)
-        self.pods = Follower(self.api, "/api/v1/pods", {"labelSelector": told.CONTAINER}, self._clock)
+        self._api = ApiServer(options, self._clock, TRIES)
+        self._kind = Kind(self._api, "/api/v1/pods", {"labelSelector": told.CONTAINER})
+        self.pods = Pods(self._kind, self._clock, options.silent_us)
         self._reading: asyncio.Task[_ByNode] | None = None
         self._next: asyncio.Task[_ByNode] | None = None
         self._forgotten: set[str] = set()
@@ -146,7 +162,7 @@ class KubernetesBackend:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         await self.pods.close()
-        await self.api.close()
+        await self._api.close()
 
     # --- start ---
 
@@ -158,7 +174,7 @@ class KubernetesBackend:
     async def _create(self, body: Json) -> str | None:
         """Its name; None where one is there by now, or nobody can say."""
         try:
-            made = await self.api.ask("POST", f"/api/v1/namespaces/{self._options.namespace}/pods", body=body)
+            made = await self._ask("POST", f"/api/v1/namespaces/{self._options.namespace}/pods", body=body)
         except RefusedError as error:
             if error.status == 409:  # it is there, or its namespace is just being made
                 return None
@@ -204,7 +220,7 @@ class KubernetesBackend:
         """Give it node, devices and labels. Whatever the answer: only the pod says whether that happened."""
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         try:
-            await self.api.ask("POST", f"{path}/binding", body=told.binding_body(spec, name, uid))
+            await self._ask("POST", f"{path}/binding", body=told.binding_body(spec, name, uid))
         except RefusedError as error:
             if error.status not in {404, 409}:  # gone; bound, going, gated, or another pod by now
                 raise
@@ -254,7 +270,7 @@ class KubernetesBackend:
         grace_s = 0 if idle else max(1, told.seconds(self._options.stop_grace_us))
         options = {"gracePeriodSeconds": grace_s, "preconditions": {"uid": pod["metadata"]["uid"]}}
         try:
-            await self.api.ask("DELETE", _path_of(pod), body=options)
+            await self._ask("DELETE", _path_of(pod), body=options)
         except RefusedError as error:
             if error.status not in {404, 409}:
                 raise
@@ -269,7 +285,7 @@ class KubernetesBackend:
             "deleteOptions": {"preconditions": {"uid": uid}},
         }
         try:
-            await self.api.ask("POST", f"{_path_of(pod)}/eviction", body=body)
+            await self._ask("POST", f"{_path_of(pod)}/eviction", body=body)
         except RefusedError as error:
             if error.status == 429:
                 raise BackendError(f"pod {name} may not be evicted now: {error}") from error
@@ -295,7 +311,7 @@ class KubernetesBackend:
         """None once the kubelet has carried it out, else why it does not."""
         body = {**wanted, "metadata": {"uid": pod["metadata"]["uid"]}}
         give_up_us = self._clock.now_us() + self._options.resize_timeout_us
-        found: Json | None = await self.api.ask("PATCH", f"{_path_of(pod)}/resize", body=body, content_type=STRATEGIC)
+        found: Json | None = await self._ask("PATCH", f"{_path_of(pod)}/resize", body=body, content_type=STRATEGIC)
         while found is not None:
             state, why = told.resize_of(found)
             if state == "done" or told.has_ended(found):
@@ -308,12 +324,16 @@ class KubernetesBackend:
 
     # --- look ---
 
+    async def _ask(self, method: str, path: str, **more: Any) -> Json:
+        with _in_our_terms():
+            return await self._api.ask(method, path, **more)
+
     def _path(self, container: str) -> str:
         return f"/api/v1/namespaces/{self._options.namespace}/pods/{told.pod_name(container)}"
 
     async def _find(self, path: str) -> Json | None:
         try:
-            return await self.api.ask("GET", path)
+            return await self._ask("GET", path)
         except RefusedError as error:
             if error.status == 404:
                 return None
@@ -376,13 +396,22 @@ class KubernetesBackend:
         return await self._read()
 
     async def _read(self) -> _ByNode:
-        pods, _ = await self.api.list("/api/v1/pods", {"labelSelector": told.CONTAINER})
+        with _in_our_terms():
+            pods, _ = await self._kind.list()
         self._forgotten &= {each["metadata"]["uid"] for each in pods}
         await self._sweep(pods)
         found: _ByNode = {}
         for pod in pods:
             found.setdefault(told.node_of(pod), []).append(pod)
         return found
+
+
+@contextmanager
+def _in_our_terms() -> Iterator[None]:
+    try:
+        yield
+    except KubernetesError as error:
+        raise (NoAnswerError(str(error)) if error.unclear else RefusedError(error)) from error
 
 
 def _path_of(pod: Json) -> str:

@@ -1,38 +1,18 @@
-"""What an operator says about Kubernetes: how its API server is reached, and what requests may ask; no I/O."""
+"""What an operator says about Kubernetes: what requests may ask, beside how its API server is reached; no I/O."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+from shared.kubernetes.options import ApiOptions
+
 _NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 
 
-def _in_cluster() -> str:
-    """As every pod is told; nothing elsewhere."""
-    host, port = (os.environ.get(f"KUBERNETES_SERVICE_{what}", "") for what in ("HOST", "PORT"))
-    if not host:
-        return ""
-    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-
-
-class KubernetesOptions(BaseModel):
+class KubernetesOptions(ApiOptions):
     """LAXITY_PLACER_KUBERNETES as JSON, or one by one: LAXITY_PLACER_KUBERNETES__NAMESPACE=jobs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    server: str = Field(default_factory=_in_cluster, pattern=r"^(https://\S+)?$")
-    """The API server; where absent, the one of the cluster that the placer is a pod of."""
-    token_file: Path = _ACCOUNT / "token"
-    """Read at the start, then once a minute, and at once where the API server refuses it: clusters replace it."""
-    ca_file: Path = _ACCOUNT / "ca.crt"
-    """What the API server's certificate is checked with."""
-    strict_ca: bool = True
-    """False: a certificate authority without key identifiers is taken too, which Python refuses since 3.13."""
 
     namespace: str = Field(default="laxity-pods", pattern=_NAME)
     """Of the pods that requests with an image become; clusters that share a Kubernetes have one each."""
@@ -57,13 +37,9 @@ class KubernetesOptions(BaseModel):
     """From TERM to KILL, in whole seconds, rounded up: Kubernetes counts in them."""
     stop_timeout_us: int = Field(default=60_000_000, ge=100_000)
     """For a pod to be gone once that grace is over; then it may still run, and is asked to end again later."""
-    call_timeout_us: int = Field(default=10_000_000, ge=100_000)
-    """For each call; the client library waits for ever."""
     resize_timeout_us: int = Field(default=30_000_000, ge=100_000)
     """For a kubelet to carry out another size, or to say that it cannot; then the pod is given back its former one."""
     left_after_us: int = Field(default=60_000_000, ge=100_000)
     """A pod of ours that was never bound, or never ran and has ended, goes after so long: who made it has died."""
-    silent_us: int = Field(default=90_000_000, ge=500_000)
-    """A watch that says nothing for so long has died without a word: an API server speaks once a minute."""
     look_us: int = Field(default=5_000_000, ge=50_000)
     """How often who waits for a pod reads it by itself, should its watch be late."""

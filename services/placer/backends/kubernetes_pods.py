@@ -1,0 +1,61 @@
+"""The pods of one cluster as the API server last showed them; whoever waits for one is woken by its changes."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import NoReturn
+
+from shared.clock import Clock
+from shared.kubernetes.list_watch import Follower, Json, Source
+
+
+class Pods:
+    """Followed for ever from when somebody first asks for them."""
+
+    def __init__(self, source: Source, clock: Clock, silent_us: int) -> None:
+        self.follower = Follower("pods", source, clock, silent_us, self._listed, self._changed, self._deleted)
+        self._task: asyncio.Task[NoReturn] | None = None
+        self._change = asyncio.Event()
+        self.found: dict[str, Json] = {}
+        """By uid: the same name with another uid is another object."""
+        self.changes = 0
+
+    async def wait(self, at_most_us: int, seen: int | None = None) -> None:
+        """Until something changes after ``seen`` changes, or from now on, for at most so long."""
+        self.begin()
+        before = self.changes if seen is None else seen
+        with suppress(TimeoutError):
+            async with asyncio.timeout(at_most_us / 1e6):
+                while self.changes == before:
+                    await self._change.wait()
+
+    def begin(self) -> None:
+        """Follow them from now on; raises what ended it, if something did, which is a bug."""
+        if self._task is None:
+            self._task = asyncio.create_task(self.follower.run())
+        elif self._task.done():
+            self._task.result()
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def _listed(self, pods: list[Json]) -> None:
+        self.found = {pod["metadata"]["uid"]: pod for pod in pods}
+        self._tell()
+
+    def _changed(self, pod: Json) -> None:
+        self.found[pod["metadata"]["uid"]] = pod
+        self._tell()
+
+    def _deleted(self, pod: Json) -> None:
+        self.found.pop(pod["metadata"]["uid"], None)
+        self._tell()
+
+    def _tell(self) -> None:
+        self.changes += 1
+        self._change.set()
+        self._change = asyncio.Event()
