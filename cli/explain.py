@@ -211,6 +211,8 @@ def _device(device: DeviceFacts, held: list[Reservation]) -> Iterator[str]:
     health = "healthy" if device.healthy else f"not healthy: {device.reason}"
     sliced = f", slice {format_us(device.slice_us)}, switch {format_us(device.switch_us)}" if device.slice_us else ""
     yield f"  {device.index} {device.uuid} ({device.model}, {device.regime}{sliced}): {health}"
+    if device.holder:
+        yield f"    given by others to {device.holder}"
     share, memory = sum(r.share_micro for r in held), sum(r.device_memory_mib for r in held)
     yield f"    {_share(share)} of it and {format_mib(memory)} of {format_mib(device.memory_mib)} reserved"
     for each in held:

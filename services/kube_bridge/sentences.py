@@ -42,6 +42,7 @@ OF_CODES: Final = {
     "never.memory": "laxity: no device has so much memory",
     "never.devices": "laxity: no node has so many devices",
     "excluded.unhealthy": "laxity: the device is not healthy",
+    "excluded.taken": "laxity: the device was given away by a device plugin or a claim",
     "excluded.stale": "laxity: what is known of the device is too old",
     "excluded.unreachable": "laxity: the monitor of the node is not heard",
     "excluded.lost": "laxity: the monitor of the node is not heard",

@@ -11,6 +11,7 @@ from services.monitor.batches import Pile, Piles
 from services.monitor.container_use import use_of
 from services.monitor.devices import Devices, checked, coverage, whole
 from services.monitor.gates import Gates
+from services.monitor.given import Given, KubeletSaid
 from services.monitor.open_tasks import OpenTasks, RingRows, Row
 from services.monitor.probes.base import STALE, Capacity, ContainerReading, Reading, Snapshot
 from shared.effects import Draining, Effect, Emit, Publish, Tick
@@ -90,6 +91,8 @@ class Limits:
     stale_after_us: int = 3_000_000
     gate_margin_us: int | None = None
     """None: no process serves gates on this node."""
+    kubelet: bool = False
+    """Whether there is one that is asked for what its device plugins gave away."""
 
 
 class Core:
@@ -122,6 +125,7 @@ class Core:
         self._devices = Devices(self.limits.stale_after_us)
         margin_us = self.limits.gate_margin_us
         self._gates = None if margin_us is None else Gates(margin_us)
+        self._given = Given() if self.limits.kubelet else None
         self._snapshot: Snapshot | None = None
         self._snapshot_us = 0
         self._last = RingsRead(0, 0)
@@ -148,6 +152,9 @@ class Core:
             case GateSaid():
                 if self._gates is not None and self._gates.take(event.told):
                     return [self._heartbeat(now_us, event.wall_us, draining=False)]
+            case KubeletSaid():
+                if self._given is not None:
+                    self._given.take(event, now_us)
             case Draining():
                 return [*self._flush(self._last), self._heartbeat(now_us, self._last.wall_us, draining=True)]
         return []
@@ -271,6 +278,8 @@ class Core:
         devices = self._devices.metrics(now_us, wall_us)
         if self._gates is not None:
             devices = tuple(map(self._gates.judged, devices))
+        if self._given is not None:
+            devices = self._given.marked(devices)
         self.told = NodeMetrics(
             node=self.node,
             start_id=self.start_id,
@@ -287,6 +296,7 @@ class Core:
             foreign_memory_mib=whole(self._node_value("foreign_memory_mib", now_us)),
             counters=self._counters(devices),
             draining=draining,
+            **(self._given.told(now_us) if self._given is not None else {}),
         )
         return Emit(self._subjects.metrics(self.node), self.told)
 
@@ -338,8 +348,9 @@ class Core:
         rings = {f"rings.{reason}": count for reason, count in self._last.counts.items()}
         probe = {f"probe.{name}": count for name, count in (self._snapshot.counts if self._snapshot else {}).items()}
         gate = {f"gate.{name}": count for name, count in (self._gates.counts if self._gates else {}).items()}
+        given = self._given.counts if self._given else {}
         now = {"probe.fields": fields, "probe.fields_known": known, "rings.open": len(self._rings)}
-        return {**self._counts, **self._devices.counts, **tasks, **rings, **probe, **gate, **now}
+        return {**self._counts, **self._devices.counts, **tasks, **rings, **probe, **gate, **given, **now}
 
 
 def _with_tasks(container: ContainerMetrics, tasks_us: int | None) -> ContainerMetrics:

@@ -217,6 +217,7 @@ class Devices:
             foreign_memory_mib=whole(moving["foreign_memory_mib"]),
             pci_bus_id=reading.pci_bus_id,
             gpu_instance=reading.gpu_instance,
+            parent=reading.parent,
             mig_profile=reading.mig_profile,
             xids=tuple(Xid(xid=seen.xid, count=seen.count, at_us=seen.at_us) for seen in reading.xids),
             health={k: Measured(value=None, reason=gone) if gone else v for k, v in device.health.items()},

@@ -95,6 +95,7 @@ async def serve(settings: MonitorSettings, probe: Probe) -> None:
         period_us=settings.period_us,
         stale_after_us=settings.stale_after_us,
         gate_margin_us=settings.gate_margin_us if settings.gated else None,
+        kubelet=settings.kubelet_socket is not None,
     )
     core = Core(
         settings.node,
@@ -114,4 +115,8 @@ async def serve(settings: MonitorSettings, probe: Probe) -> None:
         for told in await gate.begin():
             core.handle(GateSaid(told, SystemClock().wall_us()), 0)
         tasks.append(gate.run)
+    if settings.kubelet_socket is not None:
+        from services.monitor.kubelet import Kubelet  # not above: nodes without a kubelet need no HTTP/2
+
+        tasks.append(Kubelet(settings.kubelet_socket, settings.kubelet_us).run)
     await run(service, core, settings, slow={Wake: loop.wake, Forget: loop.forget}, tasks=tasks)

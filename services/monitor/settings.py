@@ -31,6 +31,12 @@ class MonitorSettings(ServiceSettings):
     """Folder of a kubelet with one folder per pod, `/var/lib/kubelet/pods` unless it says otherwise: pods of ours get a
     link each in ``ring_root``. Absent: the node runs none."""
 
+    kubelet_socket: Path | None = None
+    """Socket of a kubelet's pod-resources API, mostly `/var/lib/kubelet/pod-resources/kubelet.sock`: devices that it
+    gave to pods by device plugins are not ours. Absent: there is none."""
+    kubelet_us: int = Field(default=2_000_000, ge=50_000, le=60_000_000)
+    """How often it is asked, in milliseconds of its time each; a device is ours again after five answers without it."""
+
     poll_us: int = Field(default=5_000, ge=500, le=5_000)
     """How often a ring is looked at of whose deadlines nothing is known; no ring is looked at more often."""
     quiet_us: int = Field(default=50_000, ge=500, le=1_000_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from shared.messages import KubeNodeFacts, NodeMetrics
+from shared.messages import DeviceMetrics, KubeNodeFacts, NodeMetrics
 
 _BY_READY = {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "node.kubernetes.io/unschedulable"}
 """Taints that say what is said otherwise, too."""
@@ -35,6 +35,13 @@ def merged(
         "foreign_memory_mib": _most(metrics.foreign_memory_mib, kube.foreign_memory_mib),
         "closed": closed(kube, tolerated),
     }
+
+
+def claim_holder(device: DeviceMetrics, kube: KubeNodeFacts | None, before: str | None) -> str | None:
+    """Whom Kubernetes gave the device by a claim. `before`: as last written, which holds until Kubernetes says it."""
+    if kube is None:
+        return before
+    return kube.claimed.get(device.uuid) or kube.claimed.get(device.parent or "") or kube.claimed_unknown
 
 
 def closed(kube: KubeNodeFacts, tolerated: Collection[str]) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from services.node_list.kubernetes import merged
+from services.node_list.kubernetes import claim_holder, merged
 from services.node_list.liveness import ALIVE, Liveness
 from services.node_list.standing import ClassTask, by_measure, excluded, judge
 from shared.admission import Learned
@@ -181,6 +181,8 @@ class NodeView:
             return excluded("node joined: one more heartbeat is needed")
         if not device.healthy:
             return excluded(f"device not healthy: {device.reason}")
+        if holder := device.plugin_holder or self._claim_holder(device):
+            return excluded(f"given to {holder}")
         residents = [r for r in self.residents if device.uuid in r.devices]
         at_risk = [r.request_id for r in residents if self.warned.get(r.which)]
         foreign = self._foreign(device, policy)
@@ -240,7 +242,13 @@ class NodeView:
 
     def _device_facts(self, device: DeviceMetrics) -> DeviceFacts:
         known = {name: getattr(device, name) for name in Device.model_fields}
-        return DeviceFacts(**known, classes=self.standings.get(device.uuid, {}))
+        claimed = self._claim_holder(device)
+        return DeviceFacts(**known, claim_holder=claimed, classes=self.standings.get(device.uuid, {}))
+
+    def _claim_holder(self, device: DeviceMetrics) -> str | None:
+        known = self.facts.devices if self.facts else ()
+        before = next((each.claim_holder for each in known if each.uuid == device.uuid), None)
+        return claim_holder(device, self.kube, before)
 
 
 def _shown(metrics: NodeMetrics) -> tuple[object, ...]:

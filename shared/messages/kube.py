@@ -25,7 +25,11 @@ class KubeNodeFacts(Message):
     """Requested by pods that no reservation of the ledger stands for; None where one of them cannot be read."""
     foreign_memory_mib: int | None
     foreign_gpus: int = 0
-    """Devices that such pods were given by NVIDIA's device plugin: which ones is not said here."""
+    """Devices that such pods were given by NVIDIA's device plugin: which ones their node's monitor says."""
+    claimed: dict[str, str] = Field(default_factory=dict)
+    """By uuid of the device, or of the GPU that it is a part of: the claim that it is allocated to."""
+    claimed_unknown: str | None = None
+    """A claim has a device of the node of which no slice says the uuid: it may be any."""
     labels: dict[str, str] = Field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
     unschedulable: bool = False

@@ -45,6 +45,8 @@ class Device(Message):
     foreign_share_micro: int | None = 0
     """Device time used by processes of no reservation, in millionths."""
     foreign_memory_mib: int | None = 0
+    plugin_holder: str | None = None
+    """Whom the kubelet of its node gave it by a device plugin, so that it is not ours to give; None: nobody."""
 
 
 class Xid(Message):
@@ -66,6 +68,8 @@ class DeviceMetrics(Device):
     """Of the GPU, also for its MIG devices."""
     gpu_instance: int | None = None
     """Of a MIG device: its GPU instance on the GPU."""
+    parent: str | None = None
+    """Of a MIG device the uuid of its GPU."""
     mig_profile: str | None = None
     """Of a MIG device, as ``1g.18gb``."""
     health: dict[str, Measured] = Field(default_factory=dict)
@@ -149,6 +153,10 @@ class NodeMetrics(Message):
     counters: dict[str, int] = Field(default_factory=dict)
     draining: bool = False
     """True in a monitor's last words: it stops on purpose."""
+    kubelet_age_us: int | None = None
+    """How old is what the kubelet said of ``plugin_holder``; None where none is asked, or it has not answered yet."""
+    kubelet_stale: str | None = None
+    """Why it is older than it should be: what was said last counts on."""
 
 
 class NodeState(StrEnum):
@@ -184,7 +192,14 @@ class ClassStanding(Message):
 class DeviceFacts(Device):
     """A device as the node list publishes it for placers."""
 
+    claim_holder: str | None = None
+    """Whom Kubernetes gave it by a claim (dynamic resource allocation); None: nobody."""
     classes: dict[str, ClassStanding] = Field(default_factory=dict)
+
+    @property
+    def holder(self) -> str | None:
+        """Who was given the whole device by somebody else than Laxity."""
+        return self.plugin_holder or self.claim_holder
 
 
 class NodeEvent(Message):

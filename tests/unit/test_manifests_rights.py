@@ -34,6 +34,7 @@ MONITOR_NEEDS = {
     "hostPID",
     "hostPath /run/laxity/rings",
     "hostPath /sys/fs/cgroup",
+    "hostPath /var/lib/kubelet/pod-resources",
     "hostPath /var/lib/kubelet/pods",
     "key: may be root",
     "monitor: capability DAC_OVERRIDE",

@@ -8,8 +8,10 @@ import pytest
 
 from services.node_list.kubernetes import closed, merged
 from services.node_list.liveness import Liveness
-from services.node_list.nodes import NodeView
-from shared.messages import KubeNodeFacts, NodeMetrics, Taint
+from services.node_list.nodes import NodeView, Policy
+from services.node_list.standing import ClassTask
+from shared.admission import Learned
+from shared.messages import DeviceMetrics, KubeNodeFacts, Measured, NodeMetrics, Regime, Taint
 from tests.placer_world import World
 from tests.unit.test_placer_pods import POD
 
@@ -116,3 +118,59 @@ def test_a_closed_node_takes_nothing_new_but_the_pods_that_kubernetes_sends() ->
     assert "held" == world.place("p1", request_id="u-1", command=None, pods=[POD], hold_us=1_000_000).outcome
     world.add_node("n1")
     assert "placed" == world.place("p1", request_id="b").outcome
+
+
+# --------------------------------------------------------------------------- devices that others gave away
+
+
+def gpu(uuid: str, **more: Any) -> DeviceMetrics:
+    unknown = Measured(value=None, reason="not_supported")
+    said: dict[str, Any] = {"utilisation_ratio": unknown, "memory_used_mib": unknown, "memory_mib": None}
+    return DeviceMetrics(uuid=uuid, index=0, model="H200", regime=Regime.EXCLUSIVE, healthy=True, **said, **more)
+
+
+def holders(view: NodeView) -> list[str | None]:
+    facts = view.new_facts(1)
+    assert facts is not None
+    return [each.holder for each in facts.devices]
+
+
+def hearing(*devices: DeviceMetrics, start_id: str = "s") -> NodeView:
+    view = NodeView("n1", Liveness(0))
+    for counter in (1, 2):
+        view.heartbeat(metrics(devices=devices, counter=counter, start_id=start_id), counter)
+    return view
+
+
+def test_KU39_a_device_of_a_claim_says_whose_it_is_and_a_gpu_means_all_its_parts() -> None:
+    view = hearing(gpu("GPU-1"), gpu("GPU-2"), gpu("MIG-a", parent="GPU-3"), gpu("MIG-b", parent="GPU-3"))
+    view.kube_says(kube(claimed={"GPU-1": "claim shop/a", "GPU-3": "claim shop/b"}))
+    assert ["claim shop/a", None, "claim shop/b", "claim shop/b"] == holders(view)
+    view.kube_says(kube(claimed={"MIG-b": "claim shop/c"}))
+    assert [None, None, None, "claim shop/c"] == holders(view)
+    view.kube_says(kube(claimed_unknown="claim shop/d"))
+    assert ["claim shop/d"] * 4 == holders(view)
+    view.kube_says(kube())
+    assert [None] * 4 == holders(view)
+
+
+def test_a_device_that_a_plugin_gave_away_is_in_no_list_and_is_well() -> None:
+    view = hearing(gpu("GPU-1", plugin_holder="pod shop/train"), gpu("GPU-2"))
+    policy = Policy((ClassTask("c", 50_000, 10_000, 100_000),), 1, 1, 0.1, 1)
+    view.age(2, policy)
+    judged = view.judge_devices(policy, Learned())
+
+    assert ["pod shop/train", None] == holders(view)
+    assert ("excluded", "given to pod shop/train") == (judged["GPU-1"]["c"].standing, judged["GPU-1"]["c"].reason)
+    assert "guaranteed" == judged["GPU-2"]["c"].standing
+
+
+def test_a_node_list_that_has_just_started_leaves_claims_until_kubernetes_speaks() -> None:
+    first = hearing(gpu("GPU-1"), gpu("GPU-2"))
+    first.kube_says(kube(claimed={"GPU-1": "claim shop/a"}))
+    second = hearing(gpu("GPU-1"), gpu("GPU-2"), start_id="t")
+    second.found(first.new_facts(1, TOLERATED), 1)
+
+    assert ["claim shop/a", None] == holders(second)
+    second.kube_says(kube())
+    assert [None, None] == holders(second)

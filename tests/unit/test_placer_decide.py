@@ -92,6 +92,31 @@ def test_P12_an_unhealthy_device_is_not_idle() -> None:
     assert "not healthy: a/gpu-1 (XID 79)" == decision.reasons[1].message
 
 
+@pytest.mark.parametrize("by", ["plugin_holder", "claim_holder"])
+def test_KU39_a_device_that_others_gave_away_is_never_given_twice(by: str) -> None:
+    taken = device("a.1", 1, **{by: "claim shop/gpu"})
+    made = cluster(node("a", (device("a.0"), taken)))
+    assert 1 == fits_more(made, share(1.0), 0)
+    assert 4 == fits_more(made, share(0.25), 0)
+    assert {"excluded.taken": 1, "not_now.devices": 1} == codes(decide(made, request(gpu=Gpu(count=2)), 0))
+    place(made, share(1.0))
+    decision = decide(made, share(0.25), 0)
+    assert {"not_now.share": 1, "excluded.taken": 1} == codes(decision)
+    assert isinstance(decision, NotNow)
+    assert "given by others: a/gpu-1 (claim shop/gpu)" == decision.reasons[1].message
+    made.set_facts("a", node("a", (device("a.0"), device("a.1", 1))), 1)
+    assert isinstance(decide(made, share(0.25), 1), Fits)
+
+
+def test_KU39_what_is_reserved_on_a_device_that_others_give_away_too_stays_counted() -> None:
+    made = cluster(node("a", (device("a.0"),)))
+    place(made, share(0.5))
+    made.set_facts("a", node("a", (device("a.0", claim_holder="claim shop/gpu"),)), 1)
+    assert {"excluded.taken": 1} == codes(decide(made, share(0.25), 1))
+    made.set_facts("a", node("a", (device("a.0"),)), 2)
+    assert {"not_now.share": 1} == codes(decide(made, share(0.75), 2))
+
+
 def test_foreign_use_is_taken_off() -> None:
     made = cluster(node("a", (device("a.0", foreign_share_micro=250_000, foreign_memory_mib=6_384),)))
     assert isinstance(decide(made, share(0.75, 10_000), 0), Fits)

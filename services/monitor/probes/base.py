@@ -71,6 +71,8 @@ class DeviceReading:
     xids: tuple[XidReading, ...] = ()
     pci_bus_id: str | None = None
     gpu_instance: int | None = None
+    parent: str | None = None
+    """Of a MIG device the uuid of its GPU."""
     mig_profile: str | None = None
 
 

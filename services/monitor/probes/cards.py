@@ -66,6 +66,7 @@ class Cards:
             xids=self._xids.told(gpu, instance),
             pci_bus_id=self._topology.bus(gpu),
             gpu_instance=instance,
+            parent=gpu if mig else None,
             mig_profile=(reading.model.partition(" MIG ")[2] or None) if mig else None,
         )
 

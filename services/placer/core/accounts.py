@@ -46,7 +46,7 @@ class DeviceAccount:
 
     `share_free` is in millionths; unknown foreign use takes nothing off it, it counts as a context instead.
     `memory_free` is None where its memory, or what others use of it, is unknown. `foreign`: somebody of no reservation
-    may be computing on it.
+    may be computing on it. `open`: it is well, and nobody else than Laxity gave it away.
     """
 
     __slots__ = (
@@ -57,13 +57,13 @@ class DeviceAccount:
         "_sharing",
         "facts",
         "foreign",
-        "healthy",
+        "open",
         "share_free",
     )
 
     def __init__(self, facts: DeviceFacts) -> None:
         self.facts = facts
-        self.healthy = facts.healthy
+        self.open = facts.healthy and facts.holder is None
         self.foreign = _foreign(facts)
         self._sharing = Sharing.of(facts)
         self._device = DeviceType(facts.model, facts.regime)
@@ -127,8 +127,8 @@ class NodeAccount:
     def __init__(self, facts: NodeFacts, reservations: Sequence[Reservation]) -> None:
         self._facts = facts
         self.devices = [DeviceAccount(device) for device in facts.devices]
-        self.shares_free = [device.share_free if device.healthy else 0 for device in self.devices]
-        """Of each device, 0 of one that is not healthy."""
+        self.shares_free = [device.share_free if device.open else 0 for device in self.devices]
+        """Of each device, 0 of one that is not open."""
         self.share_free = sum(self.shares_free)
         self.whole_free = self.shares_free.count(SHARE_WHOLE_MICRO)
         """Devices that are well and that nobody uses."""
@@ -178,7 +178,7 @@ class NodeAccount:
 
     def _share(self, place: int) -> None:
         device, before = self.devices[place], self.shares_free[place]
-        self.shares_free[place] = now = device.share_free if device.healthy else 0
+        self.shares_free[place] = now = device.share_free if device.open else 0
         self.share_free += now - before
         self.whole_free += (now == SHARE_WHOLE_MICRO) - (before == SHARE_WHOLE_MICRO)
 

@@ -7,7 +7,6 @@ node, kept in `memo`, holds until then. Devices that are loaded alike have the s
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
@@ -15,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from services.placer.core.accounts import DeviceAccount, Load, NodeAccount, exchanged
-from services.placer.core.columns import Bools, Columns, Ints
+from services.placer.core.columns import Bools, Columns, Ints, name_hash
 from services.placer.core.demand import Demand
 from services.placer.core.feasible import Verdicts
 from services.placer.core.measured import Measured
@@ -66,7 +65,7 @@ CAPACITY: Final = slice(13, 16)
 SHARES: Final = slice(16, None)
 """Where that stands in the column `held` of a node: all that decisions look at, so that they read it at once. COUNTED
 and SHARES change with every reservation, ROOM is what a request needs enough of. `shares` is what is free of each
-device, 0 of one that is not healthy, and MOST_FREE the largest of them; there are as many as the largest node has."""
+device, 0 of one that is not open, and MOST_FREE the largest of them; there are as many as the largest node has."""
 
 _HELD: Final[dict[str, tuple[str, int | slice]]] = {
     "cpu_free": ("held", CPU_FREE),
@@ -86,6 +85,7 @@ _DEVICE_COLUMNS: Final[dict[str, Any]] = {
     "node": np.int64,
     "is_device": np.bool_,
     "healthy": np.bool_,
+    "taken": np.bool_,
     "model": np.int64,
     "group": np.int64,
     "sharing": np.int64,
@@ -387,6 +387,7 @@ class Cluster:
             self.devices.write(
                 rows,
                 healthy=[d.healthy for d in devices],
+                taken=[d.holder is not None for d in devices],
                 model=[self._code(("model", d.model)) for d in devices],
                 group=[self._code(("group", d.group)) for d in devices],
                 sharing=[self._sharing(d) for d in devices],
@@ -472,7 +473,7 @@ def _substance(facts: NodeFacts) -> object:
         (d.uuid, d.index, d.model, d.group, d.healthy, d.memory_mib, d.foreign_share_micro, d.foreign_memory_mib)
         for d in facts.devices
     ]
-    shared = [(Sharing.of(d), _risk(d), _excluded(d)) for d in facts.devices]
+    shared = [(Sharing.of(d), _risk(d), _excluded(d), d.holder is None) for d in facts.devices]
     use = (facts.cpu_milli, facts.memory_mib, facts.foreign_cpu_milli, facts.foreign_memory_mib)
     return facts.state, facts.closed, use, facts.labels, devices, shared
 
@@ -493,8 +494,3 @@ def _risk(device: DeviceFacts) -> int:
 def _excluded(device: DeviceFacts) -> bool:
     """Whether the node list keeps it out of every list (its data is too old)."""
     return {standing.standing for standing in device.classes.values()} == {DeviceStanding.EXCLUDED}
-
-
-def name_hash(name: str) -> int:
-    """The same number for the same name in every process: breaks ties."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")

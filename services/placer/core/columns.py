@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,3 +71,8 @@ class Columns:
         """Sets some columns of a run, each from one value or from a list of as many as there are rows."""
         for name, value in values.items():
             self._columns[name][rows.start : rows.stop] = value
+
+
+def name_hash(name: str) -> int:
+    """The same number for the same name in every process: breaks ties."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")

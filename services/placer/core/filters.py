@@ -21,7 +21,7 @@ from services.placer.core.columns import Array, Bools, Ints
 from services.placer.core.feasible import admit, explained
 from services.placer.core.rows import Rows
 from shared.admission import NO_SLACK, hard_guarantee
-from shared.messages import AllExcept, Kind, NodeState, Reason, Regime
+from shared.messages import AllExcept, DeviceFacts, Kind, NodeState, Reason, Regime
 from shared.units import format_mib
 
 _TOLD: Final = 8
@@ -344,15 +344,16 @@ def _says_fragmented(rows: Rows) -> str:
     return f"fragmented: needs {need} devices on one node, {have}"
 
 
-def _unhealthy(rows: Rows) -> Bools:
-    return ~rows.of_device("healthy")
+def _says_first(says: str, why: Callable[[DeviceFacts], str | None]) -> Callable[[Rows], str]:
+    """The first device, and how many more there are."""
 
+    def text(rows: Rows) -> str:
+        place = rows.best(np.zeros(len(rows)))
+        reason = why(rows.ask.cluster.device(int(rows.index[place])))
+        first = f"{says}: {rows.label(place)}{f' ({reason})' if reason else ''}"
+        return f"{first} and {len(rows) - 1} more" if len(rows) > 1 else first
 
-def _says_unhealthy(rows: Rows) -> str:
-    place = rows.best(np.zeros(len(rows)))
-    why = rows.ask.cluster.device(int(rows.index[place])).reason
-    first = f"not healthy: {rows.label(place)}{f' ({why})' if why else ''}"
-    return f"{first} and {len(rows) - 1} more" if len(rows) > 1 else first
+    return text
 
 
 # ------------------------------------------------------------------------------------------ in their order
@@ -408,7 +409,10 @@ DEVICE_FILTERS: Final = (
     _never("deadline", _late_alone, _says_late_alone),
     _never("devices", _few, _says_few("most that could ever do")),
     *_NODE_EXCLUDED,
-    Filter("excluded.unhealthy", _unhealthy, _says_unhealthy),
+    Filter(
+        "excluded.unhealthy", lambda rows: ~rows.of_device("healthy"), _says_first("not healthy", lambda d: d.reason)
+    ),
+    Filter("excluded.taken", lambda rows: rows.of_device("taken"), _says_first("given by others", lambda d: d.holder)),
     Filter("excluded.stale", lambda rows: ~rows.of_device("listed"), _on("in no list of the node list, too old")),
     _UNKNOWN_USE,
     *_NODE_NOW,

@@ -6,8 +6,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from services.placer.core.cluster import Cluster, name_hash
-from services.placer.core.columns import Array, Bools, Columns, Ints
+from services.placer.core.cluster import Cluster
+from services.placer.core.columns import Array, Bools, Columns, Ints, name_hash
 from services.placer.core.prospects import Prospects
 from services.placer.core.rows import begins
 from services.placer.core.strategies.base import Ranking, Strategy
