@@ -10,6 +10,7 @@ from services.kube_bridge.calls import (
     Answer,
     AskPlace,
     BindAsked,
+    ClaimsListed,
     FilterAsked,
     Listed,
     PlaceAnswered,
@@ -41,7 +42,7 @@ SECOND = 1_000_000
 class Bridge:
     """Loaded unless told otherwise, with three nodes that Laxity knows."""
 
-    def __init__(self, *nodes: str, loaded: bool = True) -> None:
+    def __init__(self, *nodes: str, loaded: bool = True, drivers: tuple[str, ...] = ()) -> None:
         self.core = Core(
             "b1",
             Subjects(),
@@ -49,6 +50,7 @@ class Bridge:
             verdict_us=10 * SECOND,
             condition_us=30 * SECOND,
             patience_us=3 * SECOND,
+            drivers=drivers,
         )
         self.now = 1_000 * SECOND
         self.revision = 0
@@ -64,6 +66,8 @@ class Bridge:
         self.tell(WatchReplayed(LEDGER, frozenset()))
         self.tell(Listed(pods=()))
         self.tell(Listed(nodes=tuple(NodeSeen.of(node(name)) for name in self.nodes)))
+        for kind in self.core.claims.kinds:
+            self.tell(ClaimsListed(kind, ()))
 
     def tell(self, event: object) -> list[Effect]:
         effects = self.core.handle(event, self.now)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
+from services.kube_bridge.claims import ClaimSeen, Seen
 from services.kube_bridge.seen import Condition, NodeSeen, PodSeen
 from shared.messages import PlaceReply, PlaceRequest
 
@@ -64,10 +65,32 @@ class NodeGone:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimsListed:
+    """All that there is of one kind of `claims.KINDS`."""
+
+    kind: str
+    found: tuple[Seen, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimsChanged:
+    kind: str
+    found: Seen
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimsGone:
+    """`name`: with its namespace, where it has one."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Silent:
     """The API server's watch of one kind broke off: what is known of it may be old until the next word."""
 
-    kind: Literal["pods", "nodes"]
+    kind: str
 
 
 # --- effects: slow, each ends in the event behind its arrow ---
@@ -113,6 +136,14 @@ class LookAtPod:
     name: str
     uid: str
     token: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtClaims:
+    """→ ClaimsLooked. `claims`: their names with their namespace, read from the API server itself."""
+
+    token: int
+    claims: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +198,14 @@ class PodLooked:
     there: bool | None
     node: str = ""
     token: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimsLooked:
+    """`found` None: the API server did not answer for all of them."""
+
+    token: int
+    found: tuple[ClaimSeen, ...] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ It keeps nothing that another one could not read again: any number of bridges ca
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from services.kube_bridge import sentences
@@ -14,6 +14,10 @@ from services.kube_bridge.asked import Terms
 from services.kube_bridge.calls import (
     AskRelease,
     BindAsked,
+    ClaimsChanged,
+    ClaimsGone,
+    ClaimsListed,
+    ClaimsLooked,
     ConfirmAnswered,
     FilterAsked,
     Listed,
@@ -28,6 +32,7 @@ from services.kube_bridge.calls import (
     ReleaseAnswered,
     Silent,
 )
+from services.kube_bridge.claims import Claims
 from services.kube_bridge.conditions import Conditions
 from services.kube_bridge.facts import Facts
 from services.kube_bridge.releasing import Drift, Releasing
@@ -48,24 +53,45 @@ class Core:
     """One bridge. `instance` names it in what it tells; the times are settings."""
 
     def __init__(
-        self, instance: str, subjects: Subjects, terms: Terms, *, verdict_us: int, condition_us: int, patience_us: int
+        self,
+        instance: str,
+        subjects: Subjects,
+        terms: Terms,
+        *,
+        verdict_us: int,
+        condition_us: int,
+        patience_us: int,
+        drivers: Collection[str] = (),
     ) -> None:
+        """`drivers`: those of DRA that give GPUs."""
         self._instance, self._subjects = instance, subjects
         self.view = View()
         self.conditions = Conditions(condition_us)
         self.facts = Facts(subjects, self.view)
-        self.releasing = Releasing(self.view, self.facts.nodes, patience_us)
-        self.scheduling = Scheduling(self.view, self.releasing.pods, self.conditions, terms, verdict_us)
+        self.claims = Claims(drivers)
+        self.releasing = Releasing(
+            self.view,
+            self.facts.nodes,
+            patience_us,
+            claimed=lambda: self.facts.claimed,
+            taking_ours=lambda: self.claims.taking_ours,
+        )
+        self.scheduling = Scheduling(self.view, self.releasing.pods, self.claims, self.conditions, terms, verdict_us)
         self.shown: set[str] = set()
         """Kinds that the API server has listed."""
         self.now_us = 0
         self._told = 0
+        self._claims_seen = -1
         self._handlers: dict[type, Callable[[Any], list[Effect]]] = {
             FilterAsked: self._filter,
             BindAsked: self._bind,
             PlaceAnswered: self._place_answered,
             ConfirmAnswered: lambda event: self.scheduling.confirm_answered(event, self.now_us),
             PlainBound: self.scheduling.plain_bound,
+            ClaimsLooked: self.scheduling.claims_looked,
+            ClaimsListed: self._claims_listed,
+            ClaimsChanged: self._claims_changed,
+            ClaimsGone: self._claims_gone,
             PodLooked: self._looked,
             ReleaseAnswered: self._released,
             Listed: self._listed,
@@ -93,7 +119,7 @@ class Core:
     def missing(self) -> list[str]:
         """What has to be loaded before anything is answered."""
         loaded = self.shown | self.view.loaded
-        return [each for each in _NEEDED if each not in loaded]
+        return [each for each in (*_NEEDED, *self.claims.kinds) if each not in loaded]
 
     @property
     def health(self) -> str:
@@ -180,6 +206,19 @@ class Core:
         self.scheduling.unfit.discard(event.name)
         return []
 
+    def _claims_listed(self, event: ClaimsListed) -> list[Effect]:
+        self.claims.listed(event.kind, event.found)
+        self.shown.add(event.kind)
+        return []
+
+    def _claims_changed(self, event: ClaimsChanged) -> list[Effect]:
+        self.claims.changed(event.kind, event.found)
+        return []
+
+    def _claims_gone(self, event: ClaimsGone) -> list[Effect]:
+        self.claims.gone(event.kind, event.name)
+        return []
+
     def _silent(self, event: Silent) -> list[Effect]:
         """Until it is listed again; calls go on being answered by what is known, since the scheduler asks the same
         server for its pods and nodes."""
@@ -206,6 +245,9 @@ class Core:
         if self.missing:
             return []
         if tick.name == SOON:
+            if self._claims_seen != (seen := self.claims.changes + self.facts.changes):
+                self._claims_seen = seen
+                self.facts.claims(self.claims.by_node(self.facts.nodes))
             nudges = self.scheduling.tick(self.now_us)
             told = self.facts.tick(self.releasing.pods, tick.wall_us)
             return [*self.releasing.tick(self.now_us), *nudges, *told]

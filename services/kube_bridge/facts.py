@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final
 
+from services.kube_bridge.claims import Claimed
 from services.kube_bridge.seen import NodeSeen, PodSeen
 from services.kube_bridge.view import View
 from shared.effects import Effect, Emit
@@ -28,16 +29,22 @@ class Facts:
         self._doubted: set[str] = set()
         self._gone: set[str] = set()
         self._ticks = 0
+        self.changes = 0
+        """Counts nodes that came and went."""
+        self.claimed: Mapping[str, Claimed] = {}
+        """By node."""
 
     # --- what the API server shows ---
 
     def node(self, seen: NodeSeen) -> None:
+        self.changes += seen.name not in self.nodes
         self.nodes[seen.name] = seen
         self._gone.discard(seen.name)
         self._doubted.add(seen.name)
 
     def node_gone(self, name: str) -> None:
         if self.nodes.pop(name, None) is not None:
+            self.changes += 1
             self._gone.add(name)
 
     def pod(self, uid: str, seen: PodSeen | None) -> None:
@@ -50,6 +57,15 @@ class Facts:
             self._node_of[uid] = node
             self._on_node[node].add(uid)
         self._doubted.update(name for name in (before, node) if name in self.nodes)
+
+    def claims(self, claimed: Mapping[str, Claimed]) -> None:
+        """All that claims have now."""
+        before, self.claimed = self.claimed, claimed
+        self._doubted.update(
+            name
+            for name in before.keys() | claimed.keys()
+            if name in self.nodes and before.get(name) != claimed.get(name)
+        )
 
     # --- time ---
 
@@ -83,6 +99,7 @@ class Facts:
 
     def _facts(self, node: NodeSeen, pods: Mapping[str, PodSeen], wall_us: int) -> KubeNodeFacts:
         there = [pods[uid] for uid in self._on_node[node.name]]
+        claimed = self.claimed.get(node.name, Claimed())
         foreign = [pod for pod in there if not pod.made_by_us and not self._reserved(pod.uid, node.name)]
         return KubeNodeFacts(
             node=node.name,
@@ -99,6 +116,8 @@ class Facts:
             reason=node.reason,
             conditions=dict(node.conditions),
             publishes_ours=node.publishes_ours,
+            claimed=dict(claimed.devices),
+            claimed_unknown=claimed.unknown,
         )
 
     def _reserved(self, uid: str, node: str) -> bool:

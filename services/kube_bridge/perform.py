@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Final, NoReturn
 
 from services.kube_bridge.calls import (
     Answer,
@@ -12,8 +12,13 @@ from services.kube_bridge.calls import (
     AskPlace,
     AskRelease,
     BindPlain,
+    ClaimsChanged,
+    ClaimsGone,
+    ClaimsListed,
+    ClaimsLooked,
     ConfirmAnswered,
     Listed,
+    LookAtClaims,
     LookAtPod,
     NodeChanged,
     NodeGone,
@@ -26,7 +31,9 @@ from services.kube_bridge.calls import (
     Silent,
     WriteCondition,
 )
+from services.kube_bridge.claims import KINDS, OF_KINDS, ClaimSeen, ClassSeen
 from services.kube_bridge.extender import Extender
+from services.kube_bridge.perhaps import Perhaps
 from services.kube_bridge.seen import CONDITION, NodeSeen, PodSeen
 from services.kube_bridge.settings import KubeBridgeSettings
 from shared.bus import NoResponders, rfc3339
@@ -40,10 +47,11 @@ from shared.service import Runtime
 AT_ONCE: Final = 64
 """Writes to the API server under way at a time; a burst of refused pods waits."""
 _NOT_FOUND: Final = 404
+_RESOURCES: Final = "/apis/resource.k8s.io/v1"
 
 
 class Performer:
-    """The slow effects of one bridge, and its root tasks: the extender and the two watches."""
+    """The slow effects of one bridge, and its root tasks: the extender and the watches."""
 
     def __init__(self, settings: KubeBridgeSettings, clock: Clock) -> None:
         """Raises FieldError where the API server cannot be reached for want of a setting."""
@@ -52,7 +60,9 @@ class Performer:
         self._runtime: Runtime
         self._extender: Extender
         self._room = asyncio.Semaphore(AT_ONCE)
-        self.followers = (self._pods(clock), self._nodes(clock))
+        self._classes_shown = False
+        claims = [self._claims(kind, clock) for kind in KINDS if settings.claim_drivers]
+        self.followers = (self._pods(clock), self._nodes(clock), *claims)
 
     def slow(self) -> Mapping[type, Callable[[Any], Awaitable[object | None]]]:
         return {
@@ -61,6 +71,7 @@ class Performer:
             AskConfirm: self.confirm,
             AskRelease: self.release,
             LookAtPod: self.look,
+            LookAtClaims: self.look_at_claims,
             BindPlain: self.bind,
             WriteCondition: self.write,
         }
@@ -108,10 +119,34 @@ class Performer:
             failed=lambda error: self._silent("nodes", error),
         )
 
+    def _claims(self, kind: str, clock: Clock) -> Follower:
+        """One of those of dynamic resource allocation, which clusters before 1.34 do not have."""
+        of, silent_us = OF_KINDS[kind], self._settings.kubernetes.silent_us
+        return Follower(
+            kind,
+            Perhaps(Kind(self._server, f"{_RESOURCES}/{kind}", {}), clock, silent_us // 2),
+            clock,
+            silent_us,
+            listed=lambda found: self._claims_listed(ClaimsListed(kind, tuple(map(of, found)))),
+            changed=lambda found: self._post(ClaimsChanged(kind, of(found))),
+            deleted=lambda found: self._post(ClaimsGone(kind, of(found).name)),
+            failed=lambda error: self._silent(kind, error),
+        )
+
+    def _claims_listed(self, listed: ClaimsListed) -> None:
+        """A class that takes what is ours ends the service at its start. Later pods are refused, and the bus is told."""
+        taking = [each for each in listed.found if isinstance(each, ClassSeen) and each.takes_ours]
+        if taking and not self._classes_shown:
+            found = f"{taking[0].name} with {taking[0].stands_for}"
+            allowed = "no class whose extendedResourceName is of laxity.dev: kube-scheduler would give devices itself"
+            raise FieldError("deviceclasses", found, allowed)
+        self._classes_shown = self._classes_shown or listed.kind == "deviceclasses"
+        self._post(listed)
+
     def _post(self, event: object) -> None:
         self._runtime.post(event)
 
-    def _silent(self, kind: Literal["pods", "nodes"], error: KubernetesError) -> None:
+    def _silent(self, kind: str, error: KubernetesError) -> None:
         self._runtime.log.info("the API server is not heard", kind=kind, error=str(error))
         self._post(Silent(kind))
 
@@ -155,6 +190,14 @@ class Performer:
             return PodLooked(effect.uid, None, token=effect.token)
         return _looked(effect, found, self._settings.scheduler)
 
+    async def look_at_claims(self, effect: LookAtClaims) -> ClaimsLooked:
+        try:
+            found = [await self._server.ask("GET", _claim_path(*name.split("/"))) for name in effect.claims]
+        except KubernetesError as error:
+            self._runtime.log.warning("a claim could not be read", claims=effect.claims, error=str(error))
+            return ClaimsLooked(effect.token, None)
+        return ClaimsLooked(effect.token, tuple(map(ClaimSeen.of, found)))
+
     async def bind(self, effect: BindPlain) -> PlainBound:
         """Without a word of devices. Where it is unclear how it ended the pod itself tells."""
         target = {"apiVersion": "v1", "kind": "Node", "name": effect.node}
@@ -188,6 +231,10 @@ class Performer:
 def _path(namespace: str, name: str) -> str:
     """Names of Kubernetes need no quoting."""
     return f"/api/v1/namespaces/{namespace}/pods/{name}"
+
+
+def _claim_path(namespace: str, name: str) -> str:
+    return f"{_RESOURCES}/namespaces/{namespace}/resourceclaims/{name}"
 
 
 def _looked(effect: LookAtPod, found: Json | None, scheduler: str) -> PodLooked:

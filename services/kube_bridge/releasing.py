@@ -7,11 +7,12 @@ since its containers may still run. What a watch does not show is read from the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from services.kube_bridge.calls import AskRelease, LookAtPod, PodLooked, ReleaseAnswered
+from services.kube_bridge.claims import Claimed, ClassSeen
 from services.kube_bridge.seen import PodSeen
 from services.kube_bridge.view import Known, View
 from shared.effects import Effect
@@ -43,6 +44,9 @@ class Releasing:
     pods: dict[str, PodSeen] = field(default_factory=dict)
     """All pods of the cluster by uid."""
     counters: Counter[str] = field(default_factory=Counter)
+    claimed: Callable[[], Mapping[str, Claimed]] = dict
+    """By node, what claims have."""
+    taking_ours: Callable[[], Sequence[ClassSeen]] = tuple
     drifts: dict[tuple[str, str], Drift] = field(default_factory=dict)
     """Those that lasted, by kind and uid."""
     _over: dict[str, int] = field(default_factory=dict)
@@ -128,6 +132,17 @@ class Releasing:
             if kind := _difference(pod, self.view.of_pod(uid)):
                 text = f"{pod.namespace}/{pod.name} ({uid}): {_WORDS[kind]}"
                 yield (kind, uid), Drift(kind, uid, text)
+        yield from self._taken_by_others()
+
+    def _taken_by_others(self) -> Iterator[tuple[tuple[str, str], Drift]]:
+        for node, claimed in self.claimed().items():
+            reserved = self.view.reserved(node)
+            for uuid in claimed.devices.keys() & reserved.keys():
+                kind, text = "claimed_twice", f"given to {claimed.devices[uuid]}, and reserved for {reserved[uuid]}"
+                yield (kind, uuid), Drift(kind, uuid, f"{node}/{uuid}: {text}")
+        for each in self.taking_ours():
+            kind, text = "class_takes_ours", f"it stands for {each.stands_for}: kube-scheduler gives devices itself"
+            yield (kind, each.name), Drift(kind, each.name, f"DeviceClass {each.name}: {text}")
 
     def _lasting(self, found: Mapping[tuple[str, str], Drift], now_us: int) -> list[Drift]:
         """What is under way, or has not reached us from one of both sides, goes by itself."""

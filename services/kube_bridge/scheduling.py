@@ -19,13 +19,16 @@ from services.kube_bridge.calls import (
     AskPlace,
     BindAsked,
     BindPlain,
+    ClaimsLooked,
     ConfirmAnswered,
     FilterAsked,
+    LookAtClaims,
     LookAtPod,
     PlaceAnswered,
     PlainBound,
     PodLooked,
 )
+from services.kube_bridge.claims import Claims, claims_of
 from services.kube_bridge.conditions import Conditions, Subject
 from services.kube_bridge.gangs import Gang, Member, members, together
 from services.kube_bridge.nudging import Nudging, nudge
@@ -50,6 +53,8 @@ class Hold:
     request_id: str = ""
     until_us: int = 0
     """By then the placers may have given it to others."""
+    claims: tuple[str, ...] = ()
+    """Of a pod that asks for nothing of ours: what Kubernetes may have given it (DRA)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +77,16 @@ class Scheduling:
     """`holds` outlives nothing: another bridge, or the next start, reads the same from the ledger."""
 
     def __init__(
-        self, view: View, pods: Mapping[str, PodSeen], conditions: Conditions, terms: Terms, verdict_us: int
+        self,
+        view: View,
+        pods: Mapping[str, PodSeen],
+        claims: Claims,
+        conditions: Conditions,
+        terms: Terms,
+        verdict_us: int,
     ) -> None:
         """`pods`: all that the API server has shown, by uid."""
-        self._pods = pods
+        self._pods, self._claims = pods, claims
         self._view, self._conditions, self._terms = view, conditions, terms
         self._verdicts = Verdicts(verdict_us)
         self.nudging = Nudging(self._verdicts)
@@ -93,14 +104,20 @@ class Scheduling:
         subject = Subject.of(call.pod)
         try:
             wanted = asked(call.pod, self._terms)
+            if wanted is not None:
+                self._claims.check_beside(call.pod)
         except FieldError as fault:
             self.counters["filter.unreadable"] += 1
             said = self._conditions.say(subject, sentences.unreadable(fault), now_us)
             return [self._none(call.token, call.nodes, sentences.UNREADABLE), *said]
         if wanted is None:
             self.counters["filter.plain"] += 1
-            self._remember(subject.uid, Hold("", 0))
+            self._remember(subject.uid, Hold("", 0, claims=tuple(claims_of(call.pod).values())))
             return [self._passes(call.token, call.nodes)]
+        if self._claims.taking_ours:
+            self.counters["filter.class_takes_ours"] += 1
+            said = self._conditions.say(subject, sentences.plain("ClassTakesOurs", sentences.CLASS), now_us)
+            return [self._none(call.token, call.nodes, sentences.CLASS), *said]
         if wanted.gang is not None and (node := self._with_its_gang(subject.uid, call.nodes, now_us)):
             self.counters["filter.with_its_gang"] += 1
             return [self._passes(call.token, (node,))]
@@ -224,14 +241,32 @@ class Scheduling:
     def bind(self, call: BindAsked) -> list[Effect]:
         hold, pod = self.holds.get(call.uid) or self._from_ledger(call.uid), self._pods.get(call.uid)
         if hold is None and pod is not None and not pod.wants:
-            hold = Hold("", 0)
+            hold = Hold("", 0, claims=pod.claims)
         if hold is None or (hold.generation and hold.node != call.node):
             self.counters["bind.no_hold"] += 1
             return [_failed(call.token, sentences.NO_HOLD)]
-        if not hold.generation:
-            return [BindPlain(call.token, call.namespace, call.name, call.uid, call.node)]
+        if not hold.generation and not (hold.claims and self._claims.kinds):
+            return [_plain(call)]
         self._binding[call.token] = _Binding(call)
+        if not hold.generation:
+            return [LookAtClaims(call.token, hold.claims)]
         return [AskConfirm(call.token, hold.request_id, hold.generation)]
+
+    def claims_looked(self, event: ClaimsLooked) -> list[Effect]:
+        """What kube-scheduler gave its claims just now, which it may not know to be reserved."""
+        binding = self._binding.pop(event.token, None)
+        if binding is None:
+            return []
+        if event.found is None:
+            return [_failed(event.token, sentences.NO_ANSWER)]
+        for claim in event.found:
+            self._claims.changed("resourceclaims", claim)
+        reserved = self._view.reserved(binding.asked.node)
+        given = self._claims.of_claims(event.found)
+        if any(uuid in reserved for uuid in given):
+            self.counters["bind.claimed"] += 1
+            return [_failed(event.token, sentences.CLAIMED)]
+        return [_plain(binding.asked)]
 
     def _from_ledger(self, uid: str) -> Hold | None:
         """Another bridge may have answered filter, or this one before it was started anew."""
@@ -307,6 +342,10 @@ def refuse(call: FilterAsked | BindAsked, why: str) -> Answer:
 
 def _failed(token: int, why: str) -> Answer:
     return Answer(token, {"Error": why})
+
+
+def _plain(call: BindAsked) -> BindPlain:
+    return BindPlain(call.token, call.namespace, call.name, call.uid, call.node)
 
 
 def _unfiltered(token: int, why: str) -> Answer:

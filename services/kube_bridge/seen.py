@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from services.kube_bridge import resources
 from services.kube_bridge.asked import DEVICES, GROUP, NVIDIA, wants
+from services.kube_bridge.claims import claims_of
 from services.kube_bridge.gangs import Member, gang_of
 from shared.errors import FieldError
 from shared.units import MIB
@@ -55,6 +56,8 @@ class PodSeen:
     says: Condition | None = None
     member: Member | None = None
     """Of a gang; None also where its labels cannot be read."""
+    claims: tuple[str, ...] = ()
+    """Names of its claims (DRA), with their namespace."""
 
     @classmethod
     def of(cls, pod: Mapping[str, Any], scheduler: str) -> PodSeen:
@@ -74,6 +77,7 @@ class PodSeen:
             made_by_us=spec.get("schedulerName") == DIRECT,
             says=condition_of(pod),
             member=_member(pod),
+            claims=tuple(claims_of(pod).values()),
         )
 
 

@@ -23,6 +23,8 @@ GANG: Final = "laxity: waiting for the rest of its gang"
 NO_HOLD: Final = "laxity: no place is held for the pod on this node"
 NOT_BOUND: Final = "laxity: the pod was not bound, its condition says why"
 ELSEWHERE: Final = "laxity: the pod has its place on a node that is not offered"
+CLASS: Final = "laxity: a DeviceClass stands for resources of laxity.dev, an operator has to change it"
+CLAIMED: Final = "laxity: a claim of the pod was given a device that is reserved for others"
 DOUBTFUL: Final = "laxity: the ledger is not the one that the placers knew, an operator is needed"
 PUBLISHED: Final = "laxity: the node publishes resources of laxity.dev itself"
 

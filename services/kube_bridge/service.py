@@ -47,6 +47,7 @@ async def serve(settings: KubeBridgeSettings) -> None:
         verdict_us=settings.verdict_us,
         condition_us=settings.condition_us,
         patience_us=settings.patience_us,
+        drivers=settings.claim_drivers,
     )
     from services.kube_bridge.perform import Performer  # its client is slow to import
 

@@ -25,6 +25,10 @@ class KubeBridgeSettings(ServiceSettings):
     strategy: str = Field(default="deadline", min_length=1)
     """How placers choose for pods; a strategy or one of the placers' profiles."""
 
+    claim_drivers: tuple[str, ...] = ("gpu.nvidia.com",)
+    """Drivers of dynamic resource allocation that give GPUs: what their claims have is never given again. With none of
+    them claims are not looked at."""
+
     extender_host: str = Field(default="127.0.0.1", min_length=1)
     """Where the extender listens; elsewhere than on loopback only with certificates for both sides."""
     extender_port: int = Field(default=10_270, ge=0, le=65_535)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from shared.effects import KeyChanged, WatchReplayed
 from shared.errors import FieldError
 from shared.messages import NodeFacts, NodeReservations, Pod, RequestRecord, State
-from shared.subjects import LEDGER, NODES, decode, request_key
+from shared.subjects import LEDGER, NODES, decode, node_key, request_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class View:
         self.nodes: set[str] = set()
         """Those that the node list knows."""
         self.counters: Counter[str] = Counter()
-        self._held: dict[str, frozenset[object]] = {}
+        self._held: dict[str, frozenset[tuple[Any, ...]]] = {}
         self._facts: dict[str, Any] = {}
 
     def lost(self) -> None:
@@ -115,6 +115,11 @@ class View:
             if self._of_pod.get(pod.uid) == request_id:
                 del self._of_pod[pod.uid]
 
+    def reserved(self, node: str) -> dict[str, str]:
+        """Who has something of each device of a node, by its uuid: one request id for each."""
+        held = self._held.get(node_key(node), frozenset())
+        return {device: str(each[0]) for each in held for device in each[_DEVICES]}
+
     def of_pod(self, uid: str) -> Known | None:
         """The request that a pod is part of, while that goes on."""
         return self.live.get(self._of_pod.get(uid, ""))
@@ -134,5 +139,9 @@ def _shown(facts: NodeFacts) -> object:
     return facts.model_copy(update={"at_us": 0, "changes": 0, "events": (), "devices": devices})
 
 
-def _size(held: Any) -> object:
+_DEVICES: Final = 3
+
+
+def _size(held: Any) -> tuple[Any, ...]:
+    """Request id, replica and generation; then its devices; then how much of them, and of the node."""
     return (*held.which, held.devices, held.share_micro, held.device_memory_mib, held.cpu_milli, held.memory_mib)

@@ -147,7 +147,7 @@ class Core:
     def _said(self, said: NodeMetrics | KubeNodeFacts, subject: str, now_us: int, wall_us: int) -> None:
         """Who may speak for a node is decided by subjects."""
         if isinstance(said, KubeNodeFacts):
-            self._kube_says(said, of_it=subject == self.subjects.kube_facts(said.node))
+            self._kube_says(said, now_us, of_it=subject == self.subjects.kube_facts(said.node))
         elif subject == self.subjects.metrics(said.node):
             self._heartbeat(said, now_us, wall_us)
         else:
@@ -162,7 +162,7 @@ class Core:
         elif view.dirty or view.liveness.state != before or view.foreign_us:
             self._rejudge(view, now_us)
 
-    def _kube_says(self, kube: KubeNodeFacts, *, of_it: bool) -> None:
+    def _kube_says(self, kube: KubeNodeFacts, now_us: int, *, of_it: bool) -> None:
         """It says nothing of whether the node lives; of one that no monitor speaks for there is nothing to say."""
         view = self.nodes.get(kube.node)
         if view is None or not of_it:
@@ -170,7 +170,7 @@ class Core:
             return
         view.kube_says(kube)
         if view.dirty:
-            self._mark(view)
+            self._rejudge(view, now_us)
 
     def _heard(self, change: KeyChanged, now_us: int, *, watched: bool) -> None:
         try:

@@ -25,8 +25,13 @@ from tests.placer_world import facts
 
 _LOOKS = {"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["get", "list", "watch"]}
 _BINDS = {"apiGroups": [""], "resources": ["pods/binding", "pods/eviction"], "verbs": ["create"]}
+_CLAIMS = {
+    "apiGroups": ["resource.k8s.io"],
+    "resources": ["resourceclaims", "resourceslices", "deviceclasses"],
+    "verbs": ["get", "list", "watch"],
+}
 RIGHTS = {
-    "kube-bridge": [_LOOKS, _BINDS, {"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]}],
+    "kube-bridge": [_LOOKS, _CLAIMS, _BINDS, {"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]}],
     "placer": [_LOOKS, _BINDS],
 }
 """All that each may do."""
@@ -66,6 +71,10 @@ class Bridged:
         return self.folder / f"{account}.token"
 
     def bridge(self, name: str = "b1", **env: str) -> Extender:
+        return Extender(self._stack.enter_context(self.bridge_process(name, **env)))
+
+    def bridge_process(self, name: str = "b1", **env: str) -> ServiceProcess:
+        """Not started yet."""
         folder = self._folder(name)
         fixed = {
             "LAXITY_INSTANCE": name,
@@ -76,8 +85,7 @@ class Bridged:
             "LAXITY_KUBE_BRIDGE_EXTENDER_PORT": "0",
             "LAXITY_METRICS_PORT": "0",
         }
-        process = ServiceProcess("services.kube_bridge", folder, self.server.url, **fixed | env)
-        return Extender(self._stack.enter_context(process))
+        return ServiceProcess("services.kube_bridge", folder, self.server.url, **fixed | env)
 
     def placer(self, name: str = "p1", backend: str = "fake", **env: str) -> ServiceProcess:
         folder = self._folder(name)

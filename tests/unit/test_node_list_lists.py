@@ -9,7 +9,7 @@ import pytest
 from services.node_list.nodes import Policy
 from shared.effects import KeyChanged, Received
 from shared.lease import Tenure
-from shared.messages import DeviceStanding, Lease, ListDelta, ListsRecord, NodesReply, Regime
+from shared.messages import DeviceStanding, KubeNodeFacts, Lease, ListDelta, ListsRecord, NodeFacts, NodesReply, Regime
 from shared.subjects import LISTS_KEY, NODES, node_key
 from tests.unit.test_node_list_core import CLASSES, SECOND, Harness, device, reservation
 
@@ -254,3 +254,16 @@ def test_T2_a_wall_clock_that_jumps_by_a_day_and_back_changes_nothing_but_what_p
 def test_before_there_is_a_list_it_has_no_name_and_no_revision() -> None:
     it = Harness()
     assert (it.listed(), page(it).start_id, page(it).revision) == ([], None, 0)
+
+
+def test_KU39_a_device_is_out_of_every_list_from_the_word_of_a_claim_to_the_word_of_its_end() -> None:
+    it = Harness()
+    it.beat("n1", device("g0"), device("g1"), times=2)
+    said = {"node": "n1", "at_us": 0, "ready": True} | dict.fromkeys(("cpu_milli", "memory_mib"), 1000)
+    kube = KubeNodeFacts(**said, foreign_cpu_milli=0, foreign_memory_mib=0)  # type: ignore[arg-type]
+    for claimed, standing in (({"g0": "claim shop/a"}, "excluded"), ({}, "guaranteed")):
+        it.tell(Received("rt.metrics.n1.kube", kube.model_copy(update={"claimed": claimed})))
+        assert ("n1", "g0", standing) in it.listed()
+        facts = NodeFacts.trusted(it.bucket[node_key("n1")][0])
+        assert claimed.get("g0") == facts.devices[0].holder
+        assert {standing} == {each.standing for each in facts.devices[0].classes.values()}
