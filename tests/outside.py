@@ -73,9 +73,9 @@ async def value(client: Client, bucket: str, key: str) -> Json | None:
     return found
 
 
-async def heartbeat(client: Client, wanted: Callable[[Json], object], what: str) -> Json:
-    """The first heartbeat of node n1 that is as wanted."""
-    subscription = await client.subscribe("rt.metrics.n1")
+async def heartbeat(client: Client, wanted: Callable[[Json], object], what: str, node: str = "n1") -> Json:
+    """The first heartbeat of a node that is as wanted."""
+    subscription = await client.subscribe(f"rt.metrics.{node}")
 
     async def next_one() -> Any:
         body = json.loads((await subscription.next_msg(timeout=10)).data)

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from shared.testing.wait import until
+from shared.units import parse_quantity
 from tests.integration import test_placer as placers
 from tests.kubernetes.api import Json
 from tests.kubernetes.cluster import KubeCluster
+from tests.kubernetes.image import IMAGE
 from tests.kubernetes.node import Machine
 from tests.kubernetes.pods import kubernetes_options, pods_in
 
@@ -82,6 +84,35 @@ async def test_a_start_that_fails_says_why_in_the_kubelets_words(
     record = await cluster.reach("a", "failed")
     assert "ErrImageNeverPull" in record.model_dump_json()
     await until(lambda: pods_in(kube, namespace) == [])
+
+
+async def test_KU38_what_another_scheduler_took_is_given_back_at_once_and_tried_again_later_and_later(
+    kube: KubeCluster, machine: Machine, cluster: placers.Cluster, settings: dict[str, str], namespace: str
+) -> None:
+    allocatable = kube.admin.get(f"/api/v1/nodes/{machine.name}")["status"]["allocatable"]
+    cpu_milli = int(parse_quantity(allocatable["cpu"]) * 1000)
+    container = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": ["sleep", "600"]}
+    container |= {"resources": {"requests": {"cpu": f"{cpu_milli - 50}m"}}}
+    spec = {"schedulerName": "another", "containers": [container], "terminationGracePeriodSeconds": 0}
+    spec |= {"automountServiceAccountToken": False}
+    pods = f"/api/v1/namespaces/{kube.namespace(f'{namespace}-other')}/pods"
+    kube.admin.create(pods, {"metadata": {"name": "faster"}, "spec": spec})
+    kube.bind(pods.split("/")[4], "faster", machine.name)
+    await asyncio.to_thread(kube.admin.until, f"{pods}/faster", lambda found: found["status"]["phase"] == "Running")
+    quick = {"LAXITY_PLACER_MOST_TRIES": "100", "LAXITY_PLACER_BACKOFF_FIRST_US": "250000"}
+    await asyncio.to_thread(cluster.placer, "p0", **settings, **quick)
+
+    await place(cluster, command=["sleep", "60"], cpu_milli=500)  # the node list has not heard of the other one yet
+    seen: dict[int, int] = {}
+    while len(seen) < 3:
+        record = await cluster.reach("a", "waiting")
+        assert (("real-1",), None, ()) == (record.set_aside, record.replicas[0].node, record.replicas[0].devices)
+        assert "OutOfcpu" in record.model_dump_json()
+        seen[record.tries] = record.backoff_us
+    assert sorted(seen.values()) == [seen[tries] for tries in sorted(seen)] != [min(seen.values())] * 3
+    kube.admin.delete(f"{pods}/faster", grace_s=0)
+    await cluster.reach("a", "started")
+    assert 1 == len(pods_in(kube, namespace)), "those that were refused are gone"
 
 
 async def test_pods_outlive_a_killed_placer_and_are_not_made_again(

@@ -118,6 +118,27 @@ def test_tasks_of_a_pod_are_read_with_its_labels_and_it_ends_with_nothing_left(
     assert {} == looks.folders.counts
 
 
+def test_KU17_each_of_two_equal_pods_has_its_own_devices_whichever_was_bound_first(
+    installed: Installed, node: Machine
+) -> None:
+    devices, uids = {"a": "GPU-1", "b": "GPU-2"}, {}
+    for name in devices:
+        body = pod(name, {"laxity.dev/deadline": "50ms"}, command=["sleep", "600"])
+        body["spec"]["containers"][0] |= {"image": IMAGE, "imagePullPolicy": "Never"}
+        body["spec"] |= ENDS_AT_ONCE
+        uids[name] = installed.alice.create(PODS, body)["metadata"]["uid"]
+    placer = installed.kube.api_of("laxity", "placer")
+    for name in ("b", "a"):
+        bound = binding(name, node.name, {"laxity.dev/devices": devices[name]})
+        bound["metadata"]["uid"] = uids[name]
+        placer.create(f"{PODS}/{name}/binding", bound)
+    for name, device in devices.items():
+        installed.kube.admin.until(f"{PODS}/{name}", lambda it: it["status"]["phase"] == "Running")
+        assert device == node.environment(uids[name])["NVIDIA_VISIBLE_DEVICES"]
+        installed.alice.delete(f"{PODS}/{name}", grace_s=0)
+        installed.kube.admin.until_gone(f"{PODS}/{name}")
+
+
 def test_a_pod_of_the_profile_that_has_no_devices_starts_with_none(installed: Installed, node: Machine) -> None:
     """Bound without a word of devices, as by kube-bridge where nothing of ours is asked for."""
     body = pod("plain", command=["sh", "-c", "sleep 600"])
