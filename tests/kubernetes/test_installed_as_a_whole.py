@@ -69,6 +69,7 @@ class Whole:
             LAXITY_MONITOR_PROBE="fake",
             LAXITY_MONITOR_RING_ROOT=str(self.root),
             LAXITY_MONITOR_POD_ROOT=str(node.folder / "kubelet" / "pods"),
+            LAXITY_MONITOR_KUBELET_SOCKET=str(node.folder / "kubelet" / "pod-resources" / "kubelet.sock"),
         )
         self.bridge = self._service(
             "kube_bridge",

@@ -98,6 +98,7 @@ def test_KU39_a_device_that_others_gave_away_is_never_given_twice(by: str) -> No
     made = cluster(node("a", (device("a.0"), taken)))
     assert 1 == fits_more(made, share(1.0), 0)
     assert 4 == fits_more(made, share(0.25), 0)
+    assert 1 == made.nodes["whole_free"][made.slot("a")]
     assert {"excluded.taken": 1, "not_now.devices": 1} == codes(decide(made, request(gpu=Gpu(count=2)), 0))
     place(made, share(1.0))
     decision = decide(made, share(0.25), 0)
