@@ -134,7 +134,7 @@ class Performer:
         )
 
     def _claims_listed(self, listed: ClaimsListed) -> None:
-        """A class that takes what is ours ends the service at its start; later pods are refused, and the bus is told."""
+        """A class that takes what is ours ends the service at its start; later pods are refused and the bus is told."""
         taking = [each for each in listed.found if isinstance(each, ClassSeen) and each.takes_ours]
         if taking and not self._classes_shown:
             found = f"{taking[0].name} with {taking[0].stands_for}"
