@@ -135,10 +135,13 @@ class Releasing:
         yield from self._taken_by_others()
 
     def _taken_by_others(self) -> Iterator[tuple[tuple[str, str], Drift]]:
+        given = {node: {**self.view.plugin_held.get(node, {})} for node in self.nodes}
         for node, claimed in self.claimed().items():
-            reserved = self.view.reserved(node)
-            for uuid in claimed.devices.keys() & reserved.keys():
-                kind, text = "claimed_twice", f"given to {claimed.devices[uuid]}, and reserved for {reserved[uuid]}"
+            given.setdefault(node, {}).update(claimed.devices)
+        for node, holders in given.items():
+            reserved = self.view.reserved(node) if holders else {}
+            for uuid in holders.keys() & reserved.keys():
+                kind, text = "given_twice", f"given to {holders[uuid]}, and reserved for {reserved[uuid]}"
                 yield (kind, uuid), Drift(kind, uuid, f"{node}/{uuid}: {text}")
         for each in self.taking_ours():
             kind, text = "class_takes_ours", f"it stands for {each.stands_for}: kube-scheduler gives devices itself"

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from shared.effects import KeyChanged, WatchReplayed
 from shared.errors import FieldError
-from shared.messages import NodeFacts, NodeReservations, Pod, RequestRecord, State
+from shared.messages import SOMEBODY, NodeFacts, NodeReservations, Pod, RequestRecord, State
 from shared.subjects import LEDGER, NODES, decode, node_key, request_key
 
 
@@ -47,6 +47,8 @@ class View:
         self.nodes: set[str] = set()
         """Those that the node list knows."""
         self.counters: Counter[str] = Counter()
+        self.plugin_held: dict[str, dict[str, str]] = {}
+        """By node and uuid: the pod that a device plugin gave the device to, where that is known."""
         self._held: dict[str, frozenset[tuple[Any, ...]]] = {}
         self._facts: dict[str, Any] = {}
 
@@ -83,14 +85,21 @@ class View:
         if change.value is None:
             self._node_gone(change.key)
             return
-        node, shown = decode(change.key.removeprefix("node.")), _shown(NodeFacts.trusted(change.value))
+        node, facts = decode(change.key.removeprefix("node.")), NodeFacts.trusted(change.value)
+        self.plugin_held[node] = {
+            each.uuid: each.plugin_holder
+            for each in facts.devices
+            if each.plugin_holder and each.plugin_holder != SOMEBODY
+        }
+        shown = _shown(facts)
         self.world += self._facts.get(change.key) != shown
         self._facts[change.key] = shown
         self.nodes.add(node)
 
     def _node_gone(self, key: str) -> None:
         if self._facts.pop(key, None) is not None:
-            self.nodes.discard(decode(key.removeprefix("node.")))
+            self.nodes.discard(node := decode(key.removeprefix("node.")))
+            self.plugin_held.pop(node, None)
             self.world += 1
 
     def _reservations_changed(self, change: KeyChanged) -> None:

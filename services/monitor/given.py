@@ -13,11 +13,10 @@ from typing import Any, Final, NamedTuple
 
 from services.monitor.pod_resources import Holding
 from shared.errors import clip
-from shared.messages import DeviceMetrics
+from shared.messages import SOMEBODY, DeviceMetrics
 
 RELEASE_AFTER: Final = 5
 """Answers in a row without it, until a device is free again."""
-NOT_ANSWERED: Final = "somebody, perhaps: the kubelet has not answered yet"
 _OF_GPUS: Final = re.compile(r"nvidia\.com/(gpu|mig-)")
 """Resources of NVIDIA's plugin that are GPUs or parts of them."""
 _UUID: Final = re.compile(r"(GPU|MIG)-")
@@ -70,7 +69,7 @@ class Given:
     def marked(self, devices: tuple[DeviceMetrics, ...]) -> tuple[DeviceMetrics, ...]:
         """Each that is held says by whom."""
         if self._heard_us is None:
-            return tuple(each.model_copy(update={"plugin_holder": NOT_ANSWERED}) for each in devices)
+            return tuple(each.model_copy(update={"plugin_holder": SOMEBODY}) for each in devices)
         if not self._held:
             return devices
         known = {each.uuid for each in devices} | {each.parent for each in devices if each.parent}

@@ -37,10 +37,8 @@ def merged(
     }
 
 
-def claim_holder(device: DeviceMetrics, kube: KubeNodeFacts | None, before: str | None) -> str | None:
-    """Whom Kubernetes gave the device by a claim. `before`: as last written, which holds until Kubernetes says it."""
-    if kube is None:
-        return before
+def claim_holder(device: DeviceMetrics, kube: KubeNodeFacts) -> str | None:
+    """Whom Kubernetes gave the device by a claim."""
     return kube.claimed.get(device.uuid) or kube.claimed.get(device.parent or "") or kube.claimed_unknown
 
 

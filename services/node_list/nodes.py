@@ -246,9 +246,11 @@ class NodeView:
         return DeviceFacts(**known, claim_holder=claimed, classes=self.standings.get(device.uuid, {}))
 
     def _claim_holder(self, device: DeviceMetrics) -> str | None:
+        """As last written, until Kubernetes says something."""
+        if self.kube is not None:
+            return claim_holder(device, self.kube)
         known = self.facts.devices if self.facts else ()
-        before = next((each.claim_holder for each in known if each.uuid == device.uuid), None)
-        return claim_holder(device, self.kube, before)
+        return next((each.claim_holder for each in known if each.uuid == device.uuid), None)
 
 
 def _shown(metrics: NodeMetrics) -> tuple[object, ...]:

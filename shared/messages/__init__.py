@@ -22,6 +22,7 @@ from shared.messages.ledger import (
     container_name,
 )
 from shared.messages.nodes import (
+    SOMEBODY,
     BusEvent,
     ClassStanding,
     ContainerMetrics,
@@ -88,6 +89,7 @@ __all__ = [
     "MAX_BODY_BYTES",
     "PULLING",
     "SHARE_WHOLE_MICRO",
+    "SOMEBODY",
     "AllExcept",
     "BusEvent",
     "Cause",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 from pydantic import Field
 
@@ -17,6 +18,10 @@ class Regime(StrEnum):
     GATED = "gated"
     TIME_SLICED = "time_sliced"
     MPS = "mps"
+
+
+SOMEBODY: Final = "somebody, perhaps: the kubelet has not answered yet"
+"""Holder of a device while nobody knows whether it has one."""
 
 
 class Measured(Message):

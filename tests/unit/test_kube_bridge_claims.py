@@ -18,10 +18,12 @@ from services.kube_bridge.calls import (
 from services.kube_bridge.claims import OF_KINDS, ClaimSeen
 from services.kube_bridge.core import COMPARE, SOON
 from shared.effects import Emit, Publish
-from shared.messages import BusEvent, KubeNodeFacts
+from shared.messages import SOMEBODY, BusEvent, KubeNodeFacts
+from shared.subjects import NODES, node_key
 from tests.kube_bridge_world import Bridge, answer, asked, wanting, written
 from tests.kube_claims import DRIVER, claim, device_class, given, slice_of
 from tests.kube_pods import pod
+from tests.placer_world import facts as node_facts
 
 KIND = {"ResourceClaim": "resourceclaims", "ResourceSlice": "resourceslices", "DeviceClass": "deviceclasses"}
 TRAIN = f"claim shop/train by {DRIVER}"
@@ -210,8 +212,20 @@ def test_KU39_a_device_that_both_gave_away_is_reported_once() -> None:
     made.reserve("n1", "r-1")
     facts(made)
 
-    assert [("drift_claimed_twice", f"n1/n1-gpu-0: given to {TRAIN}, and reserved for r-1")] == told(made)
+    assert [("drift_given_twice", f"n1/n1-gpu-0: given to {TRAIN}, and reserved for r-1")] == told(made)
     assert [] == told(made)
+
+
+@pytest.mark.parametrize("holder, reported", [("pod shop/train", True), (SOMEBODY, False)])
+def test_KU22_a_device_that_a_plugin_gave_away_though_it_is_reserved_is_reported(holder: str, reported: bool) -> None:
+    made = bridge()
+    made.reserve("n1", "r-1")
+    shown = node_facts("n1")
+    devices = tuple(each.model_copy(update={"plugin_holder": holder}) for each in shown.devices)
+    made.key(NODES, node_key("n1"), shown.model_copy(update={"devices": devices}).to_json())
+
+    expected = [("drift_given_twice", f"n1/n1-gpu-0: given to {holder}, and reserved for r-1")]
+    assert (expected if reported else []) == told(made)
 
 
 def test_a_class_that_stands_for_our_resource_while_we_run_is_reported_and_pods_are_refused() -> None:

@@ -9,12 +9,12 @@ from hypothesis import given as any_of
 from hypothesis import strategies as st
 
 from services.monitor.core import METRICS, Core, Limits
-from services.monitor.given import NOT_ANSWERED, RELEASE_AFTER, Given, KubeletSaid
+from services.monitor.given import RELEASE_AFTER, Given, KubeletSaid
 from services.monitor.pod_resources import Holding, holdings
 from services.monitor.probes.base import Capacity
 from shared.effects import Emit, Tick
 from shared.errors import FieldError
-from shared.messages import DeviceMetrics, Measured, NodeMetrics, Regime
+from shared.messages import SOMEBODY, DeviceMetrics, Measured, NodeMetrics, Regime
 from tests.wire import pod_resources, put
 
 UNKNOWN = Measured(value=None, reason="not_supported")
@@ -95,7 +95,7 @@ def test_a_gpu_whose_id_is_no_uuid_may_be_any_and_another_resource_is_none_of_ou
 
 
 def test_before_the_first_answer_nothing_is_free() -> None:
-    assert [NOT_ANSWERED, NOT_ANSWERED] == holders(Given()) == holders(heard(None))
+    assert [SOMEBODY, SOMEBODY] == holders(Given()) == holders(heard(None))
     assert [None, None] == holders(heard(()))
 
 

@@ -94,6 +94,7 @@ def test_what_still_works_with_mig_on_is_told(node: Node) -> None:
         first.foreign_memory_mib,
     )
     assert known(1028) == first.memory_used_mib
+    assert (GPU0, None) == (first.parent, node.tells("h200")[0].parent)
     board = ("temperature_celsius", "sm_clock_mhz", "throttle_reasons", "ecc_uncorrected")
     assert [known(41), known(1980), known(4), known(0)] == [first.health[name] for name in board]
     assert {GPU0} == {first.sources[name] for name in board if name != "throttle_reasons"}
