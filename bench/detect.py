@@ -203,8 +203,8 @@ class Heard:
     hops_us: list[float] = field(default_factory=list)
     commits_us: list[float] = field(default_factory=list)
     missed_ns: dict[str, int] = field(default_factory=dict)
-    crossed: list[tuple[str, str, int]] = field(default_factory=list)
-    """Container, at_risk or recovered, and the number of the task that made it so."""
+    crossed: list[tuple[str, str, int, int]] = field(default_factory=list)
+    """Container, at_risk or recovered, the number of the task that made it so, and when."""
     listed: list[tuple[str, bool, int]] = field(default_factory=list)
     """Device, whether it came to be at risk or ceased to be, and when."""
 
@@ -214,7 +214,7 @@ class Heard:
     async def verdict(self, message: Any) -> None:
         now_ns, body = time.monotonic_ns(), json.loads(message.data)
         if body["kind"] != "missed":
-            self.crossed.append((body["container"], body["kind"], body["judged"]))
+            self.crossed.append((body["container"], body["kind"], body["judged"], now_ns))
         elif body["container"] == "missing":
             self.missed_ns.setdefault(body["name"], now_ns)
 
@@ -239,11 +239,17 @@ class Found:
         due_ns = {name: at_ns + (MISS_DEADLINE_US + GUARD_US) * 1_000 for name, at_ns in self.began_ns.items()}
         return [(at_ns - due_ns[name]) / 1e3 for name, at_ns in self.heard.missed_ns.items()]
 
+    def said_us(self, word: str) -> list[float]:
+        """From the end of the task that made a record cross its bound to the tracker's word on it."""
+        ended = self.ended_ns
+        crossed = [one for one in self.heard.crossed if one[0] in ended and one[1] == word]
+        return [(at_ns - ended[who][judged - 1]) / 1e3 for who, _, judged, at_ns in crossed]
+
     def orders_us(self, word: str) -> list[float]:
         """From the end of the task that made a record cross its bound to the list that says so: the last before it."""
         found = []
         for container, ends_ns in self.ended_ns.items():
-            crossed = [judged for who, kind, judged in self.heard.crossed if (who, kind) == (container, word)]
+            crossed = [judged for who, kind, judged, _ in self.heard.crossed if (who, kind) == (container, word)]
             crossed_ns = [ends_ns[judged - 1] for judged in crossed]
             for uuid, became, at_ns in self.heard.listed:
                 place = bisect.bisect(crossed_ns, at_ns)
@@ -286,6 +292,7 @@ def told(found: Found, storage: str) -> tuple[dict[str, float], dict[str, float]
     """The figures of one run, and how they compare with its limit."""
     heard, figures = found.heard, dict[str, float]()
     seen = {"hop": heard.hops_us, "commit": heard.commits_us, "missed": found.misses_us()}
+    seen |= {f"{word}_said": found.said_us(word) for word in ("at_risk", "recovered")}
     seen |= {"at_risk_listed": found.orders_us("at_risk"), "recovered_listed": found.orders_us("recovered")}
     for name, values in seen.items():
         middle, high, most = statistics.median(values), p99(values), max(values)

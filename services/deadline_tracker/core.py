@@ -245,9 +245,8 @@ class Core:
         def say(record: Record, kind: str, event_id: str, said: dict[str, Any]) -> None:
             effects.extend(self._say(node, record, event_id, self._event(batch, record, kind, said)))
 
-        judge = Judge(batch, [self._learn(node, info, seq) for info in batch.rings], self.counters, say)
+        judge = Judge(batch, self._rings(node, batch, seq), self.counters, say)
         judge.rows()
-        judge.time()
         if judge.rings_closed or len(node.rings) + len(node.records) != known:
             node.forget_old()
         if node.early:
@@ -283,14 +282,22 @@ class Core:
         node = self.nodes[name] = Node(name, part.number)
         return node
 
-    def _learn(self, node: Node, info: RingInfo, seq: int) -> Ring:
-        ring = node.rings.get(info.ring)
-        if ring is None or ring.told != info.__dict__:
-            record = self._record(node, info.container)
-            record.learn(info)
-            ring = node.rings.setdefault(info.ring, Ring(info.ring, record))
-            ring.told = info.__dict__
-        ring.record.touched_seq = seq
+    def _rings(self, node: Node, batch: TaskBatch, seq: int) -> list[Ring]:
+        """Those of the batch, in its order."""
+        rings = []
+        for info in batch.rings:
+            ring = node.rings.get(info.ring)
+            if ring is None or ring.told != info.__dict__:
+                ring = self._learn(node, info)
+            ring.record.touched_seq = seq
+            rings.append(ring)
+        return rings
+
+    def _learn(self, node: Node, info: RingInfo) -> Ring:
+        record = self._record(node, info.container)
+        record.learn(info)
+        ring = node.rings.setdefault(info.ring, Ring(info.ring, record))
+        ring.told = info.__dict__
         return ring
 
     def _record(self, node: Node, container: str) -> Record:

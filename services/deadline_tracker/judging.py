@@ -9,7 +9,7 @@ from typing import Any, Final
 from services.deadline_tracker.matched import Matched, TaskVerdict
 from services.deadline_tracker.record import DEADLINE_US, STAMP_US, Record, Ring, Task
 from shared.deadlines import Outcome, tardiness_us, verdict
-from shared.messages import TaskBatch, TaskEventKind
+from shared.messages import COLUMNS, TaskBatch, TaskEventKind
 
 BEGIN: Final = TaskEventKind.BEGIN.value
 END: Final = TaskEventKind.END.value
@@ -41,39 +41,39 @@ class Judge:
         """
         if not self.batch.ring:
             return
-        add, last = self.matched.rows.append, self.batch.ring[0]
+        add, last, names = self.matched.rows.append, self.batch.ring[0], self.batch.names
         ring = self.rings[last]
-        begun, high, met = ring.open, ring.high, 0
-        for place, kind, seq, begin_seq, stamp_us, row in _rows(self.batch):
+        begun, high, met_us = ring.open, ring.high, list[int]()
+        for place, kind, seq, begin_seq, number, stamp_us, deadline_us, name in _rows(self.batch):
             if place != last:
-                self._put_back(ring, high, met)
+                self._put_back(ring, high, met_us)
                 last, ring = place, self.rings[place]
-                begun, high, met = ring.open, ring.high, 0
+                begun, high, met_us = ring.open, ring.high, []
             if seq == high + 1:
                 if kind == BEGIN:
-                    begun[seq], high = row, seq
+                    begun[seq], high = (number, stamp_us, deadline_us, names[name]), seq
                     continue
                 task = begun.get(begin_seq) if kind == END else None
-                if task and 0 <= stamp_us - task[STAMP_US] <= task[DEADLINE_US]:
+                if task and 0 <= (took_us := stamp_us - task[STAMP_US]) <= task[DEADLINE_US]:
                     del begun[begin_seq]
                     add((place, begin_seq, task, stamp_us, MET))
-                    high, met = seq, met + 1
+                    met_us.append(took_us)
+                    high = seq
                     continue
-            self._put_back(ring, high, met)
-            self._row(place, kind, seq, begin_seq, row)
-            high, met = ring.high, 0
-        self._put_back(ring, high, met)
+            self._put_back(ring, high, met_us)
+            self._row(place, kind, seq, begin_seq, (number, stamp_us, deadline_us, names[name]))
+            high, met_us = ring.high, []
+        self._put_back(ring, high, met_us)
 
-    def time(self) -> None:
-        """How long the tasks took that ended here, for those who learn from it."""
-        for place, _, task, end_us, _ in self.matched.rows:
-            if end_us is not None:
-                self.rings[place].record.times.add(end_us - task[STAMP_US])
-
-    def _put_back(self, ring: Ring, high: int, met: int) -> None:
-        ring.high, record = high, ring.record
-        record.met += met
-        if record.met and record.crosses:
+    def _put_back(self, ring: Ring, high: int, met_us: list[int]) -> None:
+        """``met_us``: how long each task took that was met since the ring was taken."""
+        ring.high = high
+        if not met_us:
+            return
+        record = ring.record
+        record.met += len(met_us)
+        record.times.extend(met_us)
+        if (record.warned or record.asks_anew) and record.crosses:
             times, record.met = record.met, 0
             for _ in range(times):
                 self._cross(record, record.judge(Outcome.MET))
@@ -110,6 +110,7 @@ class Judge:
             self.counters["ends_without_begin"] += 1
             return
         _, begin_us, deadline_us, _ = task
+        ring.record.times.add(end_us - begin_us)
         outcome = verdict(begin_us, end_us, deadline_us)
         self.matched.rows.append((place, begin_seq, task, end_us, TaskVerdict.ENDED if overdue else _VERDICTS[outcome]))
         if overdue:
@@ -160,10 +161,8 @@ def well_formed(batch: TaskBatch) -> bool:
     return _all_listed(set(batch.ring), len(batch.rings)) and _all_listed(set(batch.name), len(batch.names))
 
 
-def _rows(batch: TaskBatch) -> Iterator[tuple[int, int, int, int, int, Task]]:
-    names = batch.names
-    tasks = zip(batch.task, batch.stamp_us, batch.deadline_us, [names[place] for place in batch.name], strict=True)
-    return zip(batch.ring, batch.kind, batch.seq, batch.begin_seq, batch.stamp_us, tasks, strict=True)
+def _rows(batch: TaskBatch) -> Iterator[tuple[int, ...]]:
+    return zip(*map(batch.__dict__.__getitem__, COLUMNS), strict=True)
 
 
 def _all_listed(places: set[int], count: int) -> bool:

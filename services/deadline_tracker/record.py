@@ -80,13 +80,14 @@ class Record:
 
     @property
     def crosses(self) -> bool:
-        """Whether a task that was met and is not counted yet may make it cross a bound.
+        """Whether a task that was met and is not counted yet may make it cross a bound; only asked of a record that
+        was ``warned`` or ``asks_anew``: no other can.
 
         Both bounds only rise with a met task. So a record cannot get at risk by one, unless more is asked of it than
         before; and whether one of them makes it recover shows after the last of them.
         """
-        if self.asks_anew or not self.warned:
-            return self.asks_anew
+        if self.asks_anew:
+            return True
         then = self.verdicts.copy()
         then.push(met=True, times=self.met)
         return standing(then.met, then.missed, self.guarantee) == Standing.GOOD

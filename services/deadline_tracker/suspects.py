@@ -140,7 +140,10 @@ class Suspects:
         return causes(scene, names.index(container), *late)
 
     def _kept(self, node: str) -> Kept:
-        return self._nodes.setdefault(node, Kept())
+        kept = self._nodes.get(node)
+        if kept is None:
+            kept = self._nodes[node] = Kept()
+        return kept
 
 
 def _found(tests: dict[str, Neighbours], look: Scene, since_us: int, now_us: int) -> Iterator[tuple[str, Cause]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Self
 
 NEWEST: Final = 64
@@ -22,6 +22,11 @@ class Timing:
         if response_us is None or response_us >= 0:
             self.count += 1
             self._newest.append(response_us)
+
+    def extend(self, responses_us: Sequence[int]) -> None:
+        """All of them ended after they began."""
+        self.count += len(responses_us)
+        self._newest.extend(responses_us)
 
     @property
     def newest_us(self) -> tuple[int | None, ...]:

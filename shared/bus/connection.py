@@ -1,8 +1,7 @@
 """The connection to the server: the one file that imports nats; streams, buckets and services live elsewhere.
 
 What it adds to the client: handlers that cannot end their subscription (case B24), cancellation that is never
-swallowed, requests that fail at once when the link is lost, a bounded buffer of our own for what is said while it
-is down, and an error callback that never raises.
+swallowed, requests that fail at once when the link is lost, a bounded buffer of what is said while it is down.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import re
 import ssl
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
-from functools import lru_cache
 from typing import Any
 
 import nats.errors
@@ -24,7 +22,7 @@ from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
 from shared.bus.credentials import Credentials
-from shared.bus.msg import NOBODY, LinkEvent, Msg, NoResponders
+from shared.bus.msg import NO_HEADERS, NOBODY, Headers, LinkEvent, Msg, NoResponders, plain
 from shared.clock import Clock, SystemClock
 from shared.errors import BusError, OutcomeUnknownError, RefusedError, TooLargeError
 from shared.log import logger
@@ -43,18 +41,17 @@ PENDING_MESSAGES = 65_536
 PENDING_BYTES = 64 * 1024 * 1024
 """What a subscription may be behind before the client drops its newest messages as a slow consumer."""
 
-_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-"""Of a header."""
 _REFUSED = re.compile(r'permissions violation for publish to "([^"]*)"')
 Handler = Callable[[Msg], Awaitable[None]]
 Listener = Callable[[LinkEvent], None]
 
 
 class Listening:
-    """A subscription that is on."""
+    """A subscription that is on. ``working`` is the task that takes what it hears, where that is not the client's."""
 
-    def __init__(self, subscription: Subscription) -> None:
+    def __init__(self, subscription: Subscription, working: asyncio.Task[None] | None = None) -> None:
         self._subscription = subscription
+        self._working = working
 
     async def drain(self) -> None:
         """Take no more; returns when what had arrived was handled. A lost link makes it return at once."""
@@ -63,6 +60,8 @@ class Listening:
 
     async def stop(self) -> None:
         """Take no more and forget what is waiting."""
+        if self._working is not None:
+            self._working.cancel()
         with contextlib.suppress(nats.errors.Error):
             await self._subscription.unsubscribe()
 
@@ -76,7 +75,7 @@ _HOPELESS = (nats.errors.AuthorizationError, PlainServerError, ssl.SSLError)
 
 
 class _Client(Client):
-    """The client with three faults mended, quicker with headers, and with answers heard where they are read.
+    """The client with three faults mended, quicker with headers, and with messages heard where they are read.
 
     It waits for a dead link to take its last bytes before it looks for a new one; an attempt to connect that fails
     in the moment in which it is cancelled (asyncio.wait_for of Python 3.11) goes on for ever after ``close``; and
@@ -86,27 +85,32 @@ class _Client(Client):
     ended = False
     encrypted = False
     """Whether a server that does not encrypt is refused: the client would go on in the clear."""
-    _heard = 0
-    _hear: Callable[[Msg], None]
 
-    async def hear(self, subject: str, handler: Callable[[Msg], None]) -> None:
-        """One subscription whose messages are handed over at once, without a queue and a task. It never ends."""
-        self._hear = handler
-        await self.subscribe(subject, cb=_never)
-        self._heard = self._sid
+    def __init__(self) -> None:
+        super().__init__()
+        self._heard: dict[int, Callable[[Msg], None]] = {}
+
+    async def hear(self, subject: str, handler: Callable[[Msg], None]) -> Subscription:
+        """A subscription whose messages are handed over at once, without a queue and a task."""
+        self._heard[self._sid + 1] = handler  # the client's next number
+        return await self.subscribe(subject, cb=_never)
+
+    def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
+        self._heard.pop(sid, None)
+        super()._remove_sub(sid, max_msgs)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        if sid != self._heard:
+        hear = self._heard.get(sid)
+        if hear is None:
             await super()._process_msg(sid, subject, reply, data, headers)
-            return
-        found = await self._process_headers(headers) or {}
-        self._hear(Msg(subject.decode(), data, reply.decode(), found))
+        else:
+            hear(Msg(subject.decode(), data, reply.decode(), Headers(headers) if headers else NO_HEADERS))
 
     async def _send_publish(
         self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
     ) -> None:
         """As the client does, with headers written in one go where all of them are as usual."""
-        if not headers or not _plain(headers):
+        if not headers or not plain(headers):
             await super()._send_publish(subject, reply, payload, payload_size, headers)
             return
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
@@ -137,11 +141,9 @@ class _Client(Client):
             raise PlainServerError("nats: the server does not encrypt, and our settings ask for it")
         await super()._process_info(info, initial_connection)
 
-    @staticmethod
-    def _parse_header_lines(raw: bytes) -> dict[str, str]:
-        """As the client does, without its look at each character of a name."""
-        lines = (line.partition(":") for line in raw.decode("utf-8", "replace").split("\r\n"))
-        return {name.strip(): value.strip() for name, colon, value in lines if colon}
+    async def _process_headers(self, headers: bytes | None) -> Any:
+        """Read when somebody asks, and without the client's look at each character of a name."""
+        return Headers(headers) if headers else None
 
     def push(self) -> None:
         """What waits for the flusher goes out now; where it cannot, it is left to that."""
@@ -158,16 +160,6 @@ class _Client(Client):
 
 async def _never(_: ClientMsg) -> None:
     raise AssertionError("what is heard at once comes to no callback")
-
-
-@lru_cache(maxsize=1024)
-def _plain_name(name: str) -> bool:
-    return bool(_NAME.fullmatch(name))
-
-
-def _plain(headers: Mapping[str, str]) -> bool:
-    """Whether nothing of them needs the client's care."""
-    return all(map(_plain_name, headers)) and "\n" not in (values := "".join(headers.values())) and "\r" not in values
 
 
 class Connection:
@@ -309,29 +301,40 @@ class Connection:
     ) -> Listening:
         """Call ``handler`` with each message, one at a time; it survives reconnects and faults of the handler.
 
-        ``limit``: messages that may wait for it before the newest are dropped; 0 where the server itself holds back.
+        ``limit``: messages that may wait for it before the newest are dropped.
         """
 
         async def guarded(raw: ClientMsg) -> None:
-            try:
-                await handler(Msg(raw.subject, raw.data, raw.reply, raw.headers or {}))
-            except asyncio.CancelledError:
-                # The client ends a subscription whose handler raises this; only our own task's end may do so.
-                if _cancelling():
-                    raise
-                self._handler_failed(raw.subject, "cancelled")
-            except Exception as error:  # noqa: BLE001  # one bad message must not end the subscription; counted and told
-                self._handler_failed(raw.subject, repr(error))
+            await self._guarded(handler, Msg(raw.subject, raw.data, raw.reply, raw.headers or NO_HEADERS))
 
-        return Listening(
-            await self._client.subscribe(
-                subject,
-                queue=queue,
-                cb=guarded,
-                pending_msgs_limit=limit,
-                pending_bytes_limit=PENDING_BYTES if limit else 0,
-            )
-        )
+        return Listening(await self._client.subscribe(subject, queue, guarded, None, 0, limit, PENDING_BYTES))
+
+    async def take(self, subject: str, handler: Handler) -> Listening:
+        """As ``subscribe``, for much that the server itself holds back: no limit, not the client's queue, no drain."""
+        waiting, something = deque[Msg](), asyncio.Event()
+
+        def heard(msg: Msg) -> None:
+            waiting.append(msg)
+            something.set()
+
+        async def work() -> None:
+            while await something.wait():
+                something.clear()
+                while waiting:
+                    await self._guarded(handler, waiting.popleft())
+
+        return Listening(await self._client.hear(subject, heard), asyncio.create_task(work()))
+
+    async def _guarded(self, handler: Handler, msg: Msg) -> None:
+        try:
+            await handler(msg)
+        except asyncio.CancelledError:
+            # Whoever calls us would end with it; only our own task's end may do so.
+            if _cancelling():
+                raise
+            self._handler_failed(msg.subject, "cancelled")
+        except Exception as error:  # noqa: BLE001  # one bad message must not end the subscription; counted and told
+            self._handler_failed(msg.subject, repr(error))
 
     def _handler_failed(self, subject: str, error: str) -> None:
         self.counters["handler_failed"] += 1

@@ -53,7 +53,7 @@ class _Session:
         connection = self._js.connection
         lost = connection.lost
         inbox = connection.new_inbox()
-        listening = await connection.subscribe(inbox, self._on_message, limit=0)
+        listening = await connection.take(inbox, self._on_message)
         try:
             usual = {
                 "deliver_subject": inbox,

@@ -2,24 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
 
 NOBODY = "503"
 """The status of an answer that says that nobody listens."""
 _STATUS = "Status"  # under these two names the client files the inline status of a message
 _DESCRIPTION = "Description"
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+"""Of a header."""
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Msg:
+class Headers(Mapping[str, str]):
+    """Of a message as it came, read when somebody asks: of most messages nobody does."""
+
+    __slots__ = ("_found", "_raw")
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+        self._found: dict[str, str] | None = None
+
+    def _read(self) -> dict[str, str]:
+        if self._found is None:
+            self._found = _parsed(self._raw)
+        return self._found
+
+    def __getitem__(self, name: str) -> str:
+        return self._read()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+
+def _parsed(raw: bytes) -> dict[str, str]:
+    """``NATS/1.0``, behind it the inline status and its description if there is one, then a header a line."""
+    first, *rest = raw.decode("utf-8", "replace").split("\r\n")
+    found = dict[str, str]()
+    status, _, description = first.partition(" ")[2].strip().partition(" ")
+    if status.isdigit():
+        found[_STATUS] = status
+    if description:
+        found[_DESCRIPTION] = description
+    lines = (line.partition(":") for line in rest)
+    return found | {name.strip(): value.strip() for name, colon, value in lines if colon}
+
+
+@lru_cache(maxsize=1024)
+def _plain_name(name: str) -> bool:
+    return bool(_NAME.fullmatch(name))
+
+
+def plain(headers: Mapping[str, str]) -> bool:
+    """Whether nothing of what is to be sent needs the client's care."""
+    return all(map(_plain_name, headers)) and "\n" not in (values := "".join(headers.values())) and "\r" not in values
+
+
+class Msg(NamedTuple):
     """A message as it came. ``status`` is the server's own inline status (``100``, ``409`` …), "" for all others."""
 
     subject: str
     body: bytes
     reply: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = NO_HEADERS
 
     @property
     def status(self) -> str:

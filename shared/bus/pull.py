@@ -91,7 +91,7 @@ class Pull(Endless):
         lost = connection.lost
         request = _Request(self._handler)
         inbox = connection.new_inbox()
-        listening = await connection.subscribe(f"{inbox}.*", request.on_message, limit=0)
+        listening = await connection.take(f"{inbox}.*", request.on_message)
         try:
             for number in itertools.count(1):
                 request.begin()

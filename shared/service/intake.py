@@ -148,15 +148,16 @@ class Intake:
 
     def _stored(self, stored: StoredMsg, message: Message, token: int) -> Received:
         return Received(
-            subject=stored.subject,
-            message=message,
-            seq=stored.seq,
-            wall_us=self._shell.clock.wall_us(),
-            raw=stored.body,
-            headers=stored.headers,
-            ack=token,
-            redelivered=stored.delivered > 1,
-            stored_us=stored.at_us,
+            stored.subject,
+            message,
+            "",
+            stored.seq,
+            self._shell.clock.wall_us(),
+            stored.body,
+            stored.headers,
+            token,
+            stored.delivered > 1,
+            stored.at_us,
         )
 
 

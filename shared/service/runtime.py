@@ -300,7 +300,8 @@ class Runtime:
                 continue
             if isinstance(event, Tick):
                 self._ticking.discard(event.name)
-            await self._carry_out_all(self._core.handle(event, self.clock.now_us()))
+            if effects := self._core.handle(event, self.clock.now_us()):
+                await self._carry_out_all(effects)
             if self.settings.check:
                 self._core.check()
 
