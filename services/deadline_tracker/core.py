@@ -175,6 +175,7 @@ class Core:
     def _read_from(self) -> list[Effect]:
         """Both streams from the first sequence that somebody lacks on; what others have counted already is skipped."""
         starts = [part.counted_seq + 1 for part in self.shares.parts if part.awaited]
+        starts += [1 for node in self._awaited if not node.stream_seq]  # its checkpoint could not be read
         unsaid = [node.first_unsaid_seq for node in self._awaited]
         if any(part.followed for part in self.shares.parts):
             starts.append(self._delivered + 1)
