@@ -196,13 +196,14 @@ def test_the_commands_of_the_guide_work(project: Project) -> None:
     assert "placer" in project("exec", "--no-TTY", *operator, *command[2:], "status", "--output", "json")
 
 
-async def test_placers_are_scaled_while_the_cluster_runs(project: Project, outside: Client) -> None:
-    project("up", "--detach", "--no-build", "--wait", "--wait-timeout", "120", "--scale", "placer=3", timeout_s=UP_S)
+async def test_placers_and_trackers_are_scaled_while_the_cluster_runs(project: Project, outside: Client) -> None:
+    more = ("--scale", "placer=3", "--scale", "deadline-tracker=2")
+    project("up", "--detach", "--no-build", "--wait", "--wait-timeout", "120", *more, timeout_s=UP_S)
 
-    async def three() -> bool:
-        return 3 == len(await _ping(outside, "placer"))
+    async def scaled() -> bool:
+        return (3, 2) == (len(await _ping(outside, "placer")), len(await _ping(outside, "deadline-tracker")))
 
-    await until(three, "three placers", 30)
+    await until(scaled, "three placers and two trackers", 30)
 
 
 async def _ping(client: Client, service: str) -> set[str]:
