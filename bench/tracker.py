@@ -27,9 +27,11 @@ import psutil
 from nats.aio.client import Client
 
 from bench.report import tell
+from bench.tracker_load import MISSES, NODES, RINGS, Node
+from bench.tracker_shares import spent
 from shared.bus import Bus
 from shared.bus.pulse import HEARTBEAT_S
-from shared.messages import COLUMNS, RingInfo, TaskBatch, TaskEventKind
+from shared.messages import TaskBatch
 from shared.settings import ServiceSettings
 from shared.subjects import Subjects
 from shared.testing.nats_server import NatsServer
@@ -42,9 +44,6 @@ EVENTS = int(os.environ.get("LAXITY_BENCH_EVENTS", "600000"))
 """Of one round, begins and ends together."""
 ROWS = (25, 100)
 """In a batch: what a node says in 20 ms at 1,250 and at 5,000 events a second."""
-NODES, RINGS = 8, 8
-MISSES = 0.001
-DEADLINE_US = 50_000
 FIRST = 0.1
 """From here on is measured: by then the tracker holds its lease."""
 MARK_BYTES = 500
@@ -56,87 +55,6 @@ TASKS = "rt.events.task.>"
 
 
 # --- what monitors would write ---
-
-
-@dataclass
-class Ring:
-    """One container's tasks, one after another; their begins and ends may fall into different batches."""
-
-    info: RingInfo
-    seq: int = 0
-    clock_us: int = 1_000_000_000_000
-    running: int = 0
-    """Sequence of the begin of the task that runs; 0: none does."""
-
-    def rows(self, chance: Random, place: int) -> Iterator[tuple[int, ...]]:
-        """The next record; before the end of a task that misses, the monitor's word that it is overdue."""
-        self.seq += 1
-        if not self.running:
-            self.running = self.seq
-            yield (place, TaskEventKind.BEGIN, self.seq, self.seq, self.seq, self.clock_us, DEADLINE_US, 0)
-            return
-        begin, late = self.running, chance.random() < MISSES
-        if late:
-            stamp_us = self.clock_us + DEADLINE_US + 1_500
-            yield (place, TaskEventKind.OVERDUE, begin, begin, begin, stamp_us, DEADLINE_US, 0)
-        took_us = DEADLINE_US + 5_000 if late else chance.randrange(5_000, 40_000)
-        self.clock_us += took_us
-        self.running = 0
-        yield (place, TaskEventKind.END, self.seq, begin, begin, self.clock_us, 0, 0)
-        self.clock_us += chance.randrange(1_000)
-
-
-class Node:
-    """A monitor with its rings; ``batch`` is what it publishes next."""
-
-    def __init__(self, name: str, chance: Random) -> None:
-        self.name, self._chance, self._counter = name, chance, 0
-        self._rings = [
-            Ring(
-                RingInfo(
-                    ring=f"{name}-{place:02d}-0123456789abcdef",
-                    container=f"{name}-container-{place}",
-                    request_id=f"{name}-request-{place}",
-                    replica=0,
-                    generation=1,
-                    guarantee=0.99,
-                    window=(95, 100) if place % 2 else None,
-                )
-            )
-            for place in range(RINGS)
-        ]
-
-    def batch(self, least_rows: int) -> TaskBatch:
-        """A few records of each ring at each of its looks, until there are enough."""
-        rows: list[tuple[int, ...]] = []
-        while len(rows) < least_rows:
-            place = self._chance.randrange(RINGS)
-            for _ in range(self._chance.randrange(1, 9)):
-                rows += self._rings[place].rows(self._chance, place)
-        return self._of(rows)
-
-    def mark(self, word: str) -> TaskBatch:
-        """A task that missed its deadline on a container of its own: its verdict says that all before it was judged."""
-        ring = Ring(RingInfo(ring=f"{self.name}-{word}", container=word))
-        overdue = (0, TaskEventKind.OVERDUE, 1, 1, 1, 10**12, DEADLINE_US, 0)
-        return self._of([*ring.rows(self._chance, 0), overdue], ring)
-
-    def _of(self, rows: list[tuple[int, ...]], *rings: Ring) -> TaskBatch:
-        self._counter += 1
-        values = (list(map(int, column)) for column in zip(*rows, strict=True))
-        columns: Any = dict(zip(COLUMNS, values, strict=True))
-        return TaskBatch(
-            node=self.name,
-            start_id="0123456789ab",
-            counter=self._counter,
-            boot_id="01234567-89ab-cdef-0123-456789abcdef",
-            at_us=time.time_ns() // 1000,
-            watermark_us=max(ring.clock_us for ring in rings or self._rings),
-            rings=tuple(ring.info for ring in rings or self._rings),
-            names=("infer",),
-            lost_records={},
-            **columns,
-        )
 
 
 def written(rows: int) -> Iterator[tuple[TaskBatch, int]]:
@@ -249,6 +167,9 @@ class Measured:
     per_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     cpu_us: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Of the reader's process, an event."""
+    alone_us: list[float] = field(default_factory=list)
+    shared_us: list[float] = field(default_factory=list)
+    """Of one tracker with all nodes, of the busier one of two: for each event of the stream, as it comes."""
 
     def note(self, who: str, found: Json, events: int) -> None:
         self.per_s[who].append(events / found["wall_s"])
@@ -264,6 +185,8 @@ def one_round(rows: int, found: Measured) -> None:
         found.note("tracker", asyncio.run(tracked(server.url, Path(folder))), events)
         for who in ("read", "take"):
             found.note(who, subscriber(server.url, who, last_seq), events)
+    for trackers, cpu_us in ((1, found.alone_us), (2, found.shared_us)):
+        cpu_us.append(max(spent(trackers, rows, events)))
 
 
 def report(results: dict[int, Measured]) -> None:
@@ -277,6 +200,10 @@ def report(results: dict[int, Measured]) -> None:
             ratios[f"tracker_over_{who}_{rows}_rows"] = round(rate, 3)
             cpu = statistics.median(found.cpu_us[who]) / statistics.median(found.cpu_us["tracker"])
             ratios[f"tracker_over_{who}_{rows}_rows_by_cpu"] = round(cpu, 3)
+        alone_us, shared_us = statistics.median(found.alone_us), statistics.median(found.shared_us)
+        figures[f"alone_{rows}_rows_cpu_us_per_event"] = round(alone_us, 3)
+        figures[f"busier_of_two_{rows}_rows_cpu_us_per_event"] = round(shared_us, 3)
+        ratios[f"two_trackers_over_one_{rows}_rows_by_cpu"] = round(alone_us / shared_us, 3)
     holds = {
         f">= 0.5 of a bare reader, batches of {n} rows": ratios[f"tracker_over_read_{n}_rows"] >= 0.5 for n in ROWS
     }
@@ -285,7 +212,8 @@ def report(results: dict[int, Measured]) -> None:
         "from the stream as fast as each can, with the same flow control. Real: nats-server, tracker with its lease, "
         "checkpoints and verdicts. Simulated: the monitors. read: a subscriber of the plain client that decodes each "
         "message with json.loads and drops it; take: one that does not even decode. by_cpu: the same ratio of CPU "
-        "times of the two processes, which a busy machine disturbs less."
+        "times of the two processes, which a busy machine disturbs less. two_trackers_over_one: how much further two "
+        "that share the nodes come than one, by the processor time of the busier one; both read the whole stream."
     )
     tell("tracker", figures, ratios, holds, notes)
 
