@@ -93,12 +93,11 @@ class Kept:
 
     def tasks(self) -> Ints:
         """All that is kept, in one piece."""
-        rows = np.concatenate(self.chunks, axis=1) if self.chunks else np.empty((4, 0), np.int64)
-        if rows.size:
-            rows = rows[:, -KEPT_TASKS:]
-            rows = rows[:, rows[2] > rows[2].max() - KEPT_US]
-        self.chunks = [rows] if rows.size else []
-        return rows
+        if len(self.chunks) > 1:
+            rows = np.concatenate(self.chunks, axis=1)[:, -KEPT_TASKS:]
+            old = rows[2] <= rows[2].max() - KEPT_US
+            self.chunks = [rows[:, ~old] if old.any() else rows]
+        return self.chunks[0] if self.chunks else np.empty((4, 0), np.int64)
 
     def place_of(self, container: str) -> Place | None:
         replica = self.of.get(container)
@@ -118,8 +117,9 @@ class Kept:
         number = {name: at for at, name in enumerate(names)}
         local = np.full(len(self.codes), -1)
         local[[self.codes[name] for name in names]] = np.arange(len(names))
-        rows = self.tasks()
-        rows = np.vstack([local[rows[0]], rows[1:]])[:, (local[rows[0]] >= 0) & (rows[2] >= since_us)]
+        kept = self.tasks()
+        rows = kept[:, (local[kept[0]] >= 0) & (kept[2] >= since_us)]
+        rows[0] = local[rows[0]]
         open_tasks = [each for each in open_tasks if each[0] in number and sane(each[1], each[1], each[2])]
         begun = [(number[name], at, OPEN, at + due) for name, at, due in open_tasks]
         rows = np.hstack([rows, np.array(begun, np.int64).reshape(-1, 4).T])
