@@ -50,6 +50,7 @@ MARK_BYTES = 500
 """A mark is shorter, all else longer."""
 TIMEOUT_S = 120
 AS_SERVICES = {"ack_policy": "none", "max_deliver": 1, "flow_control": True, "idle_heartbeat": HEARTBEAT_S * 10**9}
+AS_SERVICES |= {"mem_storage": True, "num_replicas": 1}
 """How the server hands messages to services of ours, and here to all who read."""
 TASKS = "rt.events.task.>"
 

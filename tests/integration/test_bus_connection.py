@@ -136,7 +136,8 @@ async def test_B21_a_subscription_hears_again_after_a_restart(bus: Bus, nats_ser
     await until(lambda: ear.bodies == [b"after"])
 
 
-async def test_B24_a_handler_that_raises_or_is_cancelled_does_not_end_its_subscription(bus: Bus) -> None:
+@pytest.mark.parametrize("way", ["subscribe", "take"])
+async def test_B24_a_handler_that_raises_or_is_cancelled_does_not_end_its_subscription(bus: Bus, way: str) -> None:
     seen: list[bytes] = []
 
     async def handler(msg: Msg) -> None:
@@ -146,11 +147,33 @@ async def test_B24_a_handler_that_raises_or_is_cancelled_does_not_end_its_subscr
         if msg.body == b"cancel":
             raise asyncio.CancelledError
 
-    await bus.subscribe("rt.x", handler)
+    listening = await getattr(bus.connection, way)("rt.x", handler)
     for body in (b"raise", b"cancel", b"last"):
         await bus.publish("rt.x", body)
     await until(lambda: len(seen) == 3)
     assert 2 == bus.connection.counters["handler_failed"]
+    await listening.stop()
+
+
+async def test_what_is_taken_comes_in_order_over_a_reconnect_and_not_after_the_stop(
+    bus: Bus, nats_server: NatsServer
+) -> None:
+    ear = Ear()
+    listening = await bus.connection.take("rt.x", ear)
+    await bus.publish("rt.x", b"before")
+    await until(lambda: ear.bodies == [b"before"])
+    nats_server.kill()
+    await until(lambda: not bus.connection.is_up)
+    nats_server.start()
+    await bus.connection.wait_up()
+    await bus.connection.round_trip()
+    for number in range(3):
+        await bus.publish("rt.x", b"%d" % number)
+    await until(lambda: ear.bodies == [b"before", b"0", b"1", b"2"])
+    await listening.stop()
+    await bus.publish("rt.x", b"late")
+    await bus.connection.round_trip()
+    assert b"late" not in ear.bodies
 
 
 async def test_B3_draining_a_subscription_handles_what_had_arrived(bus: Bus) -> None:

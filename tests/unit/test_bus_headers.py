@@ -1,0 +1,31 @@
+"""Headers are read from what came, as the client would, and only when somebody asks."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.bus.msg import Headers, Msg
+
+
+@pytest.mark.parametrize(
+    ("raw", "found"),
+    [
+        (b"NATS/1.0\r\nce-id: n1/s/1\r\nNats-Msg-Id:n1/s/1\r\n\r\n", {"ce-id": "n1/s/1", "Nats-Msg-Id": "n1/s/1"}),
+        (b"NATS/1.0\r\nce-time: 2026-11-30T12:00:00Z\r\n\r\n", {"ce-time": "2026-11-30T12:00:00Z"}),
+        (b"NATS/1.0 503\r\n\r\n", {"Status": "503"}),
+        (
+            b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: 7\r\nNats-Last-Stream: 9\r\n\r\n",
+            {"Status": "100", "Description": "Idle Heartbeat", "Nats-Last-Consumer": "7", "Nats-Last-Stream": "9"},
+        ),
+        (b"NATS/1.0\r\nno colon\r\nname: \xff\r\n\r\n", {"name": "\ufffd"}),
+        (b"NATS/1.0\r\n\r\n", {}),
+    ],
+)
+def test_names_values_and_the_inline_status_are_found(raw: bytes, found: dict[str, str]) -> None:
+    assert found == dict(Headers(raw))
+
+
+def test_only_what_has_no_body_has_a_status() -> None:
+    headers = Headers(b"NATS/1.0 409 Leadership Change\r\n\r\n")
+    assert ("409", "") == (Msg("s", b"", "", headers).status, Msg("s", b"body", "", headers).status)
+    assert ("Leadership Change", "") == (Msg("s", b"", "", headers).description, Msg("s", b"").status)
