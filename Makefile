@@ -34,7 +34,7 @@ demo: $(READY) ## place, run, track and judge real tasks on a real bus, in about
 	$(BIN)/laxity demo $(ARGS)
 
 ##@ Prove
-.PHONY: check test test-slow test-docker test-kubernetes chaos lint types layers docs-check
+.PHONY: check test test-slow test-docker test-kubernetes chaos chaos-kubernetes lint types layers docs-check
 check: lint types layers docs-check demo test-slow test test-docker test-kubernetes ## all that must hold before a change lands (what .ci/run runs)
 
 test: $(READY) ## run the tests, all but the slow ones and those on Docker or Kubernetes (ARGS="-k name" to choose)
@@ -55,6 +55,10 @@ test-kubernetes: $(READY) ## run the tests that need a Kubernetes, on one that i
 
 chaos: $(READY) ## kill placers under 5,000 requests, check every commit (LAXITY_CHAOS_SEED, LAXITY_CHAOS_REQUESTS)
 	LAXITY_CHAOS_REQUESTS=$${LAXITY_CHAOS_REQUESTS:-5000} $(BIN)/python -m pytest -m slow -s tests/e2e/test_chaos.py $(ARGS)
+
+chaos-kubernetes: $(READY) ## kill Kubernetes, Laxity and NATS in turn under 100 pods (LAXITY_CHAOS_SEED, LAXITY_CHAOS_PODS)
+	LAXITY_CHAOS_PODS=$${LAXITY_CHAOS_PODS:-100} \
+	  .ci/kubernetes with $(BIN)/python -m pytest -s tests/kubernetes/test_kubernetes_chaos.py $(ARGS)
 
 lint: $(READY) ## look for what ruff finds, in form and in content
 	$(BIN)/ruff check .

@@ -47,6 +47,10 @@ class NatsServer:
         return self._process.pid
 
     @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def log(self) -> str:
         return (self._folder / "server.log").read_text(errors="replace")
 
@@ -100,7 +104,7 @@ class NatsServer:
 
     def stop(self) -> None:
         """End it whatever its state; harmless when it is not running."""
-        if self._process is not None and self._process.poll() is None:
+        if self.running:
             self._signal(signal.SIGCONT)
             self.kill()
 

@@ -12,8 +12,10 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
+
 from shared.bus import Bus
-from shared.messages import NodeReservations, RequestRecord
+from shared.messages import NodeReservations, RequestRecord, Reservation
 from shared.settings import ServiceSettings
 from shared.subjects import LEDGER, NODES, node_key, request_key
 from shared.testing.nats_server import NatsServer
@@ -21,31 +23,22 @@ from shared.testing.service_process import ServiceProcess
 from shared.testing.wait import eventually
 from tests.kubernetes.api import Json
 from tests.kubernetes.cluster import KubeCluster
+from tests.manifests import ROOT
 from tests.placer_world import facts
 
-_LOOKS = {"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["get", "list", "watch"]}
-_BINDS = {"apiGroups": [""], "resources": ["pods/binding", "pods/eviction"], "verbs": ["create"]}
-_CLAIMS = {
-    "apiGroups": ["resource.k8s.io"],
-    "resources": ["resourceclaims", "resourceslices", "deviceclasses"],
-    "verbs": ["get", "list", "watch"],
-}
-RIGHTS = {
-    "kube-bridge": [_LOOKS, _CLAIMS, _BINDS, {"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]}],
-    "placer": [_LOOKS, _BINDS],
-}
-"""All that each may do."""
+ROLES = ROOT / "k8s/base/roles.yaml"
+"""Of placer and bridge, as they are installed."""
 B = TypeVar("B", bound="Bridged")
 
 
 @asynccontextmanager
-async def laxity_on(kube: KubeCluster, folder: Path, kind: type[B]) -> AsyncIterator[B]:
+async def laxity_on(kube: KubeCluster, folder: Path, kind: type[B], storage: str = "memory") -> AsyncIterator[B]:
     """A server with its streams, and the accounts; what is started besides is up to the test."""
     with ExitStack() as stack:
         server = stack.enter_context(NatsServer(folder / "nats"))
-        bus = await Bus.connect(ServiceSettings(nats_url=server.url, storage="memory"))
+        bus = await Bus.connect(ServiceSettings(nats_url=server.url, storage=storage))
         await bus.ensure_streams()
-        made = kind(kube, folder, server, bus, stack)
+        made = kind(kube, folder, server, bus, stack, storage)
         await asyncio.to_thread(made.prepare)
         yield made
         await bus.close()
@@ -54,18 +47,20 @@ async def laxity_on(kube: KubeCluster, folder: Path, kind: type[B]) -> AsyncIter
 class Bridged:
     """``stack`` ends what is started here."""
 
-    def __init__(self, kube: KubeCluster, folder: Path, server: NatsServer, bus: Bus, stack: ExitStack) -> None:
+    def __init__(
+        self, kube: KubeCluster, folder: Path, server: NatsServer, bus: Bus, stack: ExitStack, storage: str
+    ) -> None:
         self.kube, self.folder, self.server, self.bus, self._stack = kube, folder, server, bus, stack
+        self._storage = storage
 
     def prepare(self) -> None:
         """The service accounts, with their rights and their files."""
-        self.kube.namespace("laxity")
-        roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
-        kind = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole"}
-        for name, rules in RIGHTS.items():
-            self.kube.admin.apply(f"{roles}/{name}", {**kind, "metadata": {"name": name}, "rules": rules})
+        for namespace in ("laxity", "laxity-pods"):
+            self.kube.namespace(namespace)
+        for found in yaml.safe_load_all(ROLES.read_text()):
+            self.kube.admin.apply(path_of_role(found), found)
+        for name in ("placer", "scheduler"):
             self._token(name).write_text(self.kube.account_token("laxity", name))
-            self.kube.grant(name, name, f"system:serviceaccount:laxity:{name}")
 
     def _token(self, account: str) -> Path:
         return self.folder / f"{account}.token"
@@ -78,9 +73,9 @@ class Bridged:
         folder = self._folder(name)
         fixed = {
             "LAXITY_INSTANCE": name,
-            "LAXITY_STORAGE": "memory",
+            "LAXITY_STORAGE": self._storage,
             "LAXITY_KUBE_BRIDGE_KUBERNETES__SERVER": self.kube.url,
-            "LAXITY_KUBE_BRIDGE_KUBERNETES__TOKEN_FILE": str(self._token("kube-bridge")),
+            "LAXITY_KUBE_BRIDGE_KUBERNETES__TOKEN_FILE": str(self._token("scheduler")),
             "LAXITY_KUBE_BRIDGE_KUBERNETES__CA_FILE": str(self.kube.ca),
             "LAXITY_KUBE_BRIDGE_EXTENDER_PORT": "0",
             "LAXITY_METRICS_PORT": "0",
@@ -91,7 +86,7 @@ class Bridged:
         folder = self._folder(name)
         fixed = {
             "LAXITY_INSTANCE": name,
-            "LAXITY_STORAGE": "memory",
+            "LAXITY_STORAGE": self._storage,
             "LAXITY_PLACER_BACKENDS": json.dumps({"*": backend}),
             "LAXITY_PLACER_STATE_ROOT": str(self.folder / "state"),
             "LAXITY_PLACER_RING_ROOT": str(self.folder / "rings"),
@@ -125,10 +120,13 @@ class Bridged:
 
         return await eventually(look, 40)
 
+    async def reservations(self, node: str) -> tuple[Reservation, ...]:
+        found = await self.bus.get(LEDGER, node_key(node))
+        return NodeReservations.trusted(found[0]).reservations if found else ()
+
     async def reserved(self, node: str) -> list[str]:
         """Request ids of all that is reserved on a node."""
-        found = await self.bus.get(LEDGER, node_key(node))
-        return [each.request_id for each in NodeReservations.trusted(found[0]).reservations] if found else []
+        return [each.request_id for each in await self.reservations(node)]
 
 
 class Extender:
@@ -167,6 +165,12 @@ class Extender:
         assert answer.status == 200, "of any other one kube-scheduler throws the reason away"
         assert isinstance(found, dict)
         return found
+
+
+def path_of_role(found: Json) -> str:
+    meta = found["metadata"]
+    place = f"namespaces/{meta['namespace']}/" if "namespace" in meta else ""
+    return f"/apis/{found['apiVersion']}/{place}{found['kind'].lower()}s/{meta['name']}"
 
 
 def pod(name: str, annotations: dict[str, str] | None = None, image: str = "none", **limits: str) -> Json:

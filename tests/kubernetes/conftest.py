@@ -7,8 +7,9 @@ import pytest
 
 from tests.kubernetes.cluster import KubeCluster
 from tests.kubernetes.installed import installed
+from tests.kubernetes.scheduled import cluster
 
-__all__ = ["installed"]
+__all__ = ["cluster", "installed"]
 
 
 @pytest.fixture

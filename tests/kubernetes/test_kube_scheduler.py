@@ -3,76 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
 from services.kube_bridge import sentences
-from shared.testing.service_process import ServiceProcess
-from shared.testing.wait import eventually, until
+from shared.testing.wait import until
 from tests.kubernetes.api import ApiRefusedError, Json
-from tests.kubernetes.bridged import Bridged, Extender, condition, laxity_on, pod
+from tests.kubernetes.bridged import condition, pod
 from tests.kubernetes.cluster import KubeCluster
-from tests.kubernetes.parts import free_port
-from tests.kubernetes.profile import profile
+from tests.kubernetes.scheduled import Scheduled, persist, scheduled
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(240)]
 
-T = TypeVar("T")
 SOFT = {"deadline": "50ms", "kind": "soft"}
-
-
-class Scheduled(Bridged):
-    """With a kube-scheduler of its own."""
-
-    extender: Extender
-    decides: ServiceProcess
-    port: int
-
-    async def start(self, *nodes: str, devices: int = 1, **node: str) -> None:
-        for name in nodes:
-            await self.add_node(name, devices)
-            self.kube.add_node(name, node)
-        self.port = free_port()
-        self.decides, self.extender = await asyncio.gather(
-            asyncio.to_thread(self.placer, "p1", "kubernetes"), asyncio.to_thread(self.bridge_again)
-        )
-        await until(lambda: "the extender listens" in self.extender.process.log, 20)
-        part = self.kube.scheduler(profile(self.extender.url), name=f"scheduler-{self.folder.name}")
-        self._stack.callback(part.kill)
-        self._nodes = nodes
-
-    def bridge_again(self) -> Extender:
-        """On the port that kube-scheduler knows."""
-        return self.bridge(LAXITY_KUBE_BRIDGE_EXTENDER_PORT=str(self.port))
-
-    def end(self) -> None:
-        for name in self._nodes:
-            self.kube.admin.delete(f"/api/v1/nodes/{name}")
-
-    async def until_bound(self, path: str, timeout_s: float = 60) -> Json:
-        return await asyncio.to_thread(
-            self.kube.admin.until, path, lambda found: found["spec"].get("nodeName"), timeout_s
-        )
-
-
-@pytest.fixture
-async def cluster(kube: KubeCluster, tmp_path: Path) -> AsyncIterator[Scheduled]:
-    async with laxity_on(kube, tmp_path, Scheduled) as cluster:
-        yield cluster
-        cluster.end()
-
-
-def scheduled(found: Json) -> Json:
-    """What kube-scheduler itself says of a pod."""
-    conditions = found["status"].get("conditions", [])
-    return next((each for each in conditions if each["type"] == "PodScheduled"), {})
 
 
 async def test_a_pod_gets_its_devices_with_its_node_in_one_write(
@@ -275,64 +220,6 @@ async def test_a_quota_counts_what_is_asked_of_us(cluster: Scheduled, kube: Kube
         kube.admin.create(pods, pod("third", gpu_milli="250"))
     for name in ("first", "second"):
         assert "k1" == (await cluster.until_bound(f"{pods}/{name}"))["spec"]["nodeName"]
-
-
-async def test_whatever_dies_while_pods_come_and_go_each_is_bound_once_and_the_ledger_has_them(
-    cluster: Scheduled, kube: KubeCluster, pods: str
-) -> None:
-    await cluster.start("k1", "k2", "k3", "k4", devices=8)
-    second = await asyncio.to_thread(cluster.placer, "p2", "kubernetes")
-
-    async def deaths() -> None:
-        await asyncio.sleep(1)
-        cluster.extender.process.kill()
-        await asyncio.sleep(1)
-        await asyncio.to_thread(cluster.bridge_again)
-        await asyncio.sleep(1)
-        cluster.decides.kill()
-        await asyncio.sleep(1)
-        await asyncio.to_thread(kube.apiserver.restart)
-        await asyncio.to_thread(cluster.placer, "p3", "kubernetes")
-        await asyncio.sleep(1)
-        second.kill()
-
-    dying = asyncio.create_task(deaths())
-    made = []
-    for number in range(60):
-        made.append(await persist(lambda name=f"p{number}": kube.admin.create(pods, pod(name, gpu_milli="500"))))
-        if number % 6 == 5:
-            await persist(lambda name=f"p{number - 3}": kube.admin.delete(f"{pods}/{name}", grace_s=0))
-            made = [each for each in made if each["metadata"]["name"] != f"p{number - 3}"]
-        await asyncio.sleep(0.1)
-    await dying
-    found = [await cluster.until_bound(f"{pods}/{each['metadata']['name']}", 120) for each in made]
-    for each in made:
-        await cluster.reach(each["metadata"]["uid"], "started")
-    given = Counter(each["metadata"]["annotations"]["laxity.dev/devices"] for each in found)
-    assert max(given.values()) <= 2, "no device has more than it can"
-
-    async def ledger_is_as_the_pods_are() -> bool:
-        held = Counter([uid for node in ("k1", "k2", "k3", "k4") for uid in await cluster.reserved(node)])
-        return held == Counter(each["metadata"]["uid"] for each in found)
-
-    await eventually(lambda: _true(ledger_is_as_the_pods_are()), 60)
-    records = [await cluster.record(each["metadata"]["uid"]) for each in found]
-    assert [each["spec"]["nodeName"] for each in found] == [r.replicas[0].node for r in records if r]
-
-
-async def _true(found: Awaitable[bool]) -> bool | None:
-    return await found or None
-
-
-async def persist(ask: Callable[[], T]) -> T:
-    """As clients do while the API server is away."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            return await asyncio.to_thread(ask)
-        except (OSError, http.client.HTTPException, ApiRefusedError):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.2)
 
 
 async def test_a_gang_is_bound_whole_or_not_at_all(cluster: Scheduled, kube: KubeCluster, pods: str) -> None:
