@@ -27,6 +27,7 @@ from services.placer.core.containers import (
     Start,
     Started,
     StartFailed,
+    StartUnknown,
     Stop,
     StopFailed,
     Stopped,
@@ -104,7 +105,7 @@ class Performer:
 
     # --- effects ---
 
-    async def start(self, effect: Start) -> Started | StartFailed:
+    async def start(self, effect: Start) -> Started | StartFailed | StartUnknown:
         labels = effect.labels
         runtime = await self._running()
         spec = StartSpec(
@@ -118,10 +119,14 @@ class Performer:
             async with asyncio.timeout(self._start_timeout_us / 1_000_000):
                 seen = await self._reach.backend(labels.node).start(spec)
         except BackendError as error:
-            return StartFailed(labels.node, labels.container, str(error))
+            why, unknown = str(error), isinstance(error, BackendSilentError)
         except TimeoutError:
-            return StartFailed(labels.node, labels.container, f"not running after {self._start_timeout_us} us")
-        return Started(found_of(seen))
+            why, unknown = f"not running after {self._start_timeout_us} us", True
+        else:
+            return Started(found_of(seen))
+        # what a backend has made it undoes; a pod of others that may be bound by now stays where it is
+        ended = StartUnknown if unknown and effect.request.pods is not None else StartFailed
+        return ended(labels.node, labels.container, why)
 
     async def stop(self, effect: Stop) -> Stopped | StopFailed:
         try:

@@ -52,6 +52,8 @@ class Bridged:
     ) -> None:
         self.kube, self.folder, self.server, self.bus, self._stack = kube, folder, server, bus, stack
         self._storage = storage
+        self.api_url = kube.url
+        """Where the services that are started from now on find the API server."""
 
     def prepare(self) -> None:
         """The service accounts, with their rights and their files."""
@@ -74,7 +76,7 @@ class Bridged:
         fixed = {
             "LAXITY_INSTANCE": name,
             "LAXITY_STORAGE": self._storage,
-            "LAXITY_KUBE_BRIDGE_KUBERNETES__SERVER": self.kube.url,
+            "LAXITY_KUBE_BRIDGE_KUBERNETES__SERVER": self.api_url,
             "LAXITY_KUBE_BRIDGE_KUBERNETES__TOKEN_FILE": str(self._token("scheduler")),
             "LAXITY_KUBE_BRIDGE_KUBERNETES__CA_FILE": str(self.kube.ca),
             "LAXITY_KUBE_BRIDGE_EXTENDER_PORT": "0",
@@ -90,7 +92,7 @@ class Bridged:
             "LAXITY_PLACER_BACKENDS": json.dumps({"*": backend}),
             "LAXITY_PLACER_STATE_ROOT": str(self.folder / "state"),
             "LAXITY_PLACER_RING_ROOT": str(self.folder / "rings"),
-            "LAXITY_PLACER_KUBERNETES__SERVER": self.kube.url,
+            "LAXITY_PLACER_KUBERNETES__SERVER": self.api_url,
             "LAXITY_PLACER_KUBERNETES__TOKEN_FILE": str(self._token("placer")),
             "LAXITY_PLACER_KUBERNETES__CA_FILE": str(self.kube.ca),
         }

@@ -29,6 +29,9 @@ class Asked(http.server.BaseHTTPRequestHandler):
         if not any(fault(self) for fault in list(self.front.faults)):
             self.forward()
 
+    def has(self, wanted: str) -> bool:
+        return all(word in f"{self.command} {self.path}" for word in wanted.split())
+
     do_GET = do_POST = do_DELETE = do_PATCH = _serve  # noqa: N815 -- the library's words
 
     def answer(self, status: int, text: str, content_type: str = "application/json") -> None:
@@ -109,14 +112,23 @@ class Front:
 
     def once(self, wanted: str, deed: Callable[[Asked], None]) -> None:
         """Do that with the next request of which method and path contain these words."""
-        words = wanted.split()
 
         def fault(asked: Asked) -> bool:
-            if not all(word in f"{asked.command} {asked.path}" for word in words):
+            if not asked.has(wanted):
                 return False
             self.faults.remove(fault)
             deed(asked)
             return True
+
+        self.faults.append(fault)
+
+    def always(self, wanted: str, deed: Callable[[Asked], None]) -> None:
+        """The same with all such requests, until `faults` are cleared."""
+
+        def fault(asked: Asked) -> bool:
+            if found := asked.has(wanted):
+                deed(asked)
+            return found
 
         self.faults.append(fault)
 

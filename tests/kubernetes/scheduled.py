@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -48,19 +48,24 @@ class Scheduled(Bridged):
     def decides(self) -> ServiceProcess:
         return self.placers[0]
 
-    async def start(self, *nodes: str, devices: int = 1, replicas: int = 1, **node: str) -> None:
-        """`replicas`: so many placers, and so many schedulers of which one leads, each with its bridge."""
+    async def start(
+        self, *nodes: str, devices: int = 1, replicas: int = 1, placer: Mapping[str, str] | None = None, **node: str
+    ) -> None:
+        """`replicas`: so many placers, and so many schedulers of which one leads, each with its bridge. `placer`: more
+        of what placers are told; `node`: labels.
+        """
         self._nodes = nodes
         for name in nodes:
             await self.add_node(name, devices)
             self.kube.add_node(name, node)
         numbers = range(1, replicas + 1)
         self.placers, self.brains = await asyncio.gather(
-            asyncio.gather(*(asyncio.to_thread(self.placer, f"p{number}", "kubernetes") for number in numbers)),
-            asyncio.gather(*(self._brain(number) for number in numbers)),
+            asyncio.gather(*(asyncio.to_thread(self.placer, f"p{n}", "kubernetes", **(placer or {})) for n in numbers)),
+            asyncio.gather(*(self._brain(number, elected=replicas > 1) for number in numbers)),
         )
 
-    async def _brain(self, number: int) -> Brain:
+    async def _brain(self, number: int, *, elected: bool) -> Brain:
+        """An elected one ends by itself where it cannot renew its lease, and nobody here starts it again."""
         port = str(free_port())
         extender = await asyncio.to_thread(self.bridge, f"b{number}", LAXITY_KUBE_BRIDGE_EXTENDER_PORT=port)
         await until(lambda: "the extender listens" in extender.process.log, 20)
@@ -69,7 +74,7 @@ class Scheduled(Bridged):
         told = {
             "clientConnection": {"kubeconfig": str(config), "qps": 2000, "burst": 4000},
             "leaderElection": {
-                "leaderElect": True,
+                "leaderElect": elected,
                 "resourceNamespace": "laxity",
                 "resourceName": "laxity-scheduler",
                 **LEASE,

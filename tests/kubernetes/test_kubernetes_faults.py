@@ -119,13 +119,18 @@ async def test_a_proxys_404_is_no_pod_that_is_gone(front: Front, backend: Kubern
     assert 1 <= front.count("DELETE")
 
 
+@pytest.mark.parametrize("away_s", [0, 2], ids=["at once", "after longer than a call may take"])
 async def test_a_server_that_has_just_begun_forbids_for_a_moment_and_that_says_nothing_of_a_start(
-    front: Front, backend: KubernetesBackend
+    front: Front, backend: KubernetesBackend, away_s: float
 ) -> None:
+    front.always("GET", Asked.cut)
+    starting = asyncio.create_task(backend.start(conformance.spec(node=NODE)))
+    await asyncio.sleep(away_s)
     forbidden = json.dumps({"kind": "Status", "code": 403, "message": "RBAC: clusterrole not found"})
     for asked_for in ("GET /nodes/", "GET /pods/", "GET /pods/"):
         front.once(asked_for, lambda asked: asked.answer(403, forbidden))
-    assert "running" == (await backend.start(conformance.spec(node=NODE))).state
+    del front.faults[0]
+    assert "running" == (await starting).state
     assert 1 == front.count("POST /binding")
 
 

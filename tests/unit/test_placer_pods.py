@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.placer.core.containers import StartFailed
+from services.placer.core.containers import StartFailed, StartUnknown
 from shared.messages import ConfirmRequest, PlaceReply
-from tests.placer_world import SECOND, World, led
+from tests.placer_world import SECOND, Box, World, led
 
 POD = {"namespace": "default", "name": "web-1", "uid": "u-1"}
 HOLD: dict[str, Any] = {"request_id": "u-1", "command": None, "pods": [POD], "hold_us": 30 * SECOND}
@@ -28,10 +28,14 @@ def begin(world: World, **more: Any) -> str:
     return reply
 
 
-def refuse(world: World, why: str) -> None:
+def end_start(world: World, end: type[StartFailed] | type[StartUnknown], why: str, *, bound: bool = False) -> None:
+    """The start under way ends so; the pod is bound nevertheless where that is said."""
     (task,) = [each for each in world.tasks if type(each.effect).__name__ == "Start"]
     world.tasks.remove(task)
-    world.tell("p1", StartFailed(task.effect.labels.node, task.effect.labels.container, why))
+    labels = task.effect.labels
+    if bound:
+        world.boxes[labels.container] = Box(labels)
+    world.tell("p1", end(labels.node, labels.container, why))
 
 
 def test_a_confirmation_is_answered_once_the_pod_is_bound(world: World) -> None:
@@ -46,7 +50,7 @@ def test_a_confirmation_is_answered_once_the_pod_is_bound(world: World) -> None:
 
 def test_a_binding_that_is_refused_is_a_hold_that_is_over_and_another_one_may_follow(world: World) -> None:
     reply = begin(world, candidates=["n1"])
-    refuse(world, "already assigned to node n7")
+    end_start(world, StartFailed, "already assigned to node n7")
     said = world.answer(reply)
 
     assert ("expired", ["not_now.binding"]) == (said.outcome, [each.code for each in said.reasons])
@@ -58,6 +62,23 @@ def test_a_binding_that_is_refused_is_a_hold_that_is_over_and_another_one_may_fo
     again = world.place("p1", **HOLD, candidates=["n2"])
     assert ("held", 2, "n2") == (again.outcome, again.generation, again.placements[0].node)
     assert "started" == world.confirm("p1", "u-1", 2).outcome
+    world.check_settled()
+
+
+@pytest.mark.parametrize("bound", [True, False])
+def test_a_binding_of_which_nobody_knows_the_end_keeps_its_place_until_what_runs_is_listed(
+    world: World, bound: bool
+) -> None:
+    reply = begin(world, candidates=["n1"])
+    world.silent_nodes.add("n1")
+    end_start(world, StartUnknown, "the API server does not answer", bound=bound)
+    world.pass_time(20)
+
+    assert ("placed", [("u-1", 0, 1)], []) == (world.record("u-1").state, world.held_on("n1"), world.replies[reply])
+    world.silent_nodes.clear()
+    world.pass_time(5)
+    assert ["started"] == [said.outcome for said in world.replies[reply]]
+    assert (1, 1) == (world.record("u-1").replicas[0].generation, world.placers["p1"].counters["starts.unknown"])
     world.check_settled()
 
 

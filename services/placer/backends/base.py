@@ -79,6 +79,7 @@ class Backend(Protocol):
         Returns when the command was executed: the caller records *started* (and what follows if it has exited).
         BackendError: the command does not run and nothing is left of the try; the caller frees the reservation, sets
         the node aside and shows the text as the reason. Cancelled: it may or may not have started; start again or stop.
+        BackendSilentError for a pod that somebody else made: the same may be so; the caller keeps the reservation.
         """
         ...
 

@@ -216,8 +216,10 @@ class KubernetesBackend:
             known = heard is not None
             await self.pods.wait(left_us, changes)
 
-    async def _bind(self, spec: StartSpec, path: str, pod: Json) -> None:
-        """Give it node, devices and labels. Whatever the answer: only the pod says whether that happened."""
+    async def _bind(self, spec: StartSpec, path: str, pod: Json) -> bool:
+        """Give it node, devices and labels. Whatever the answer: only the pod says whether that happened. False where
+        there was none: it may happen later.
+        """
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         try:
             await self._ask("POST", f"{path}/binding", body=told.binding_body(spec, name, uid))
@@ -227,13 +229,22 @@ class KubernetesBackend:
             await self._clock.sleep_us(POLL_US)
         except NoAnswerError:
             await self._clock.sleep_us(POLL_US)
+            return False
+        return True
 
     async def _start_given(self, spec: StartSpec, given: Pod) -> Seen:
-        """Bind a pod that is there. Refused where it is gone, is another one by now, or has another place."""
+        """Bind a pod that is there. Refused where it is gone, is another one by now, or has another place.
+
+        BackendSilentError where it may be bound: it cannot be read, or a Binding that nobody answered may still come.
+        """
         path = f"/api/v1/namespaces/{_token(given.namespace)}/pods/{_token(given.name)}"
         its = f"pod {given.namespace}/{given.name}"
+        unclear = False
         while True:
-            pod = await self._settled(path)
+            try:
+                pod = await self._settled(path)
+            except RefusedError as error:
+                raise BackendSilentError(f"{its} cannot be read: {error}") from error
             if pod is None or pod["metadata"]["uid"] != given.uid:
                 raise BackendError(f"{its} with uid {given.uid} is gone")
             if (node := told.node_of(pod)) is not None:
@@ -244,7 +255,12 @@ class KubernetesBackend:
                 raise BackendError(f"{its} is being deleted, or has ended")
             if pod["spec"].get("schedulingGates"):
                 raise BackendError(f"{its} waits behind a scheduling gate")
-            await self._bind(spec, path, pod)
+            try:
+                unclear |= not await self._bind(spec, path, pod)
+            except RefusedError as error:
+                if unclear:
+                    raise BackendSilentError(f"{its}: {error}, and a Binding before that was not answered") from error
+                raise
 
     async def _undo(self, path: str) -> None:
         """Nobody waits for it any more: it must not run later. While the API server is away that is not said."""
@@ -344,14 +360,17 @@ class KubernetesBackend:
 
         One that has just begun forbids for a moment what is allowed, until it has read its roles.
         """
-        give_up_us = self._clock.now_us() + self._options.call_timeout_us
+        forbidden_us: int | None = None
         while True:
             try:
                 return await self._find(path)
             except NoAnswerError:
+                forbidden_us = None
                 continue
             except RefusedError as error:
-                if error.status not in {401, 403} or self._clock.now_us() > give_up_us:
+                now_us = self._clock.now_us()
+                forbidden_us = now_us if forbidden_us is None else forbidden_us
+                if error.status not in {401, 403} or now_us - forbidden_us > self._options.call_timeout_us:
                     raise
             await self._clock.sleep_us(POLL_US)
 

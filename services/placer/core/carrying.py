@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 from services.placer.core.bindings import AwaitBinding, Bindings
 from services.placer.core.cluster import Cluster
@@ -23,6 +23,7 @@ from services.placer.core.containers import (
     Start,
     Started,
     StartFailed,
+    StartUnknown,
     Stop,
     StopFailed,
     Stopped,
@@ -75,6 +76,21 @@ class Carrying:
         self.hands = Hands()
         self.bindings = Bindings()
         self._to_list: list[str] = []
+        self.handlers: Mapping[type, Callable[[Any], None]] = {
+            Started: self.started,
+            StartFailed: self.start_failed,
+            StartUnknown: self.start_unknown,
+            Progress: self.progress,
+            Stopped: self.stopped,
+            StopFailed: self.stop_failed,
+            Resized: self.resized,
+            ResizeFailed: self.resize_failed,
+            ResizeUnknown: self.resize_unknown,
+            Ended: self.ended,
+            Listed: self.listed,
+            ListFailed: self.list_failed,
+        }
+        """What follows from what backends say."""
 
     def carry(self, effects: Iterable[Effect]) -> None:
         """Hand effects to the shell, but no start, stop, resize or list of what is in hand already."""
@@ -197,6 +213,15 @@ class Carrying:
             held = begun.labels.reservation
             self._note(held, f"start failed: {event.reason}")
             self._placer.add(MarkStartFailed(*held.which, event.reason))
+            self._pursue_again(held.request_id)
+
+    def start_unknown(self, event: StartUnknown) -> None:
+        """It may run: its reservation stays, and the next list shows it, or has it started again."""
+        begun = self.hands.ended(event.container, self._placer.now_us)
+        self._placer.counters["starts.unknown"] += 1
+        if isinstance(begun, Start):
+            held = begun.labels.reservation
+            self._note(held, f"nobody knows how its start ended: {event.reason}")
             self._pursue_again(held.request_id)
 
     def progress(self, event: Progress) -> None:

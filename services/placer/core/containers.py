@@ -12,7 +12,7 @@ from shared.messages import ContainerLabels, PlaceRequest, Regime, Size
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a container, or find that it was started; ends in Started or StartFailed."""
+    """Start a container, or find that it was started; ends in Started, StartFailed or StartUnknown."""
 
     labels: ContainerLabels
     request: PlaceRequest
@@ -86,6 +86,15 @@ class Started:
 @dataclass(frozen=True, slots=True)
 class StartFailed:
     """The command does not run, and nothing is left of the try."""
+
+    node: str
+    container: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartUnknown:
+    """Nobody answered: it may run, and what it is in is not ours to undo, such as a pod that somebody else made."""
 
     node: str
     container: str

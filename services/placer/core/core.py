@@ -17,22 +17,7 @@ from services.placer.core.capabilities import Capabilities
 from services.placer.core.carrying import Carrying
 from services.placer.core.cluster import Cluster
 from services.placer.core.commits import Batch, GroupCommit, after_write, was_written
-from services.placer.core.containers import (
-    Ended,
-    Listed,
-    ListFailed,
-    PlaceStreamAt,
-    Progress,
-    Read,
-    ReadDone,
-    Resized,
-    ResizeFailed,
-    ResizeUnknown,
-    Started,
-    StartFailed,
-    StopFailed,
-    Stopped,
-)
+from services.placer.core.containers import PlaceStreamAt, Read, ReadDone
 from services.placer.core.delivery import Delivery
 from services.placer.core.following import Following
 from services.placer.core.intents import Chooser, Intent, Rules, Scope
@@ -132,21 +117,11 @@ class Core:
             WatchReplayed: self._replayed,
             ReadDone: self._read_done,
             CommitDone: self._committed,
-            Started: self.carrying.started,
-            StartFailed: self.carrying.start_failed,
-            Progress: self.carrying.progress,
-            Stopped: self.carrying.stopped,
-            StopFailed: self.carrying.stop_failed,
-            Resized: self.carrying.resized,
-            ResizeFailed: self.carrying.resize_failed,
-            ResizeUnknown: self.carrying.resize_unknown,
-            Ended: self.carrying.ended,
-            Listed: self.carrying.listed,
-            ListFailed: self.carrying.list_failed,
             PlaceStreamAt: self._stream_at,
             Delivered: self.delivery.delivered,
             Disconnected: self._disconnected,
             Draining: self._drain,
+            **self.carrying.handlers,
         }
 
     def handle(self, event: object, now_us: int) -> list[Effect]:
