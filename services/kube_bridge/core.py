@@ -33,7 +33,7 @@ from services.kube_bridge.calls import (
     Silent,
 )
 from services.kube_bridge.claims import Claims
-from services.kube_bridge.conditions import Conditions
+from services.kube_bridge.conditions import Conditions, Subject
 from services.kube_bridge.facts import Facts
 from services.kube_bridge.releasing import Drift, Releasing
 from services.kube_bridge.scheduling import Scheduling, refuse
@@ -76,7 +76,7 @@ class Core:
             claimed=lambda: self.facts.claimed,
             taking_ours=lambda: self.claims.taking_ours,
         )
-        self.scheduling = Scheduling(self.view, self.releasing.pods, self.claims, self.conditions, terms, verdict_us)
+        self.scheduling = Scheduling(self.view, self.releasing, self.claims, self.conditions, terms, verdict_us)
         self.shown: set[str] = set()
         """Kinds that the API server has listed."""
         self.now_us = 0
@@ -252,7 +252,16 @@ class Core:
             told = self.facts.tick(self.releasing.pods, tick.wall_us)
             return [*self.releasing.tick(self.now_us), *nudges, *told]
         effects, new = self.releasing.compare(self.now_us)
-        return [*_few_looks(effects), *(self._tell(drift, tick.wall_us) for drift in new)]
+        told = [effect for drift in new for effect in (self._tell(drift, tick.wall_us), *self._said_on_pod(drift))]
+        return [*_few_looks(effects), *told]
+
+    def _said_on_pod(self, drift: Drift) -> list[Effect]:
+        """Where whoever looks at it would not understand what they see."""
+        pod = self.releasing.pods.get(drift.uid)
+        condition = sentences.OF_DRIFTS.get(drift.kind)
+        if pod is None or condition is None or (condition.status == "False" and not pod.bound_by_others):
+            return []
+        return self.conditions.say(Subject(pod.namespace, pod.name, pod.uid, pod.says), condition, self.now_us)
 
     def _tell(self, drift: Drift, wall_us: int) -> Effect:
         self._told += 1

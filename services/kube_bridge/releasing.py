@@ -7,13 +7,13 @@ since its containers may still run. What a watch does not show is read from the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from services.kube_bridge.calls import AskRelease, LookAtPod, PodLooked, ReleaseAnswered
 from services.kube_bridge.claims import Claimed, ClassSeen
-from services.kube_bridge.seen import PodSeen
+from services.kube_bridge.seen import NodeSeen, PodSeen
 from services.kube_bridge.view import Known, View
 from shared.effects import Effect
 from shared.messages import State
@@ -29,6 +29,8 @@ class Drift:
     kind: str
     uid: str
     text: str
+    node: str = ""
+    """Of SILENT: where it is."""
 
 
 @dataclass
@@ -38,7 +40,7 @@ class Releasing:
     """
 
     view: View
-    nodes: Collection[str]
+    nodes: Mapping[str, NodeSeen]
     """Of this cluster: what the ledger has on others is not ours to judge."""
     patience_us: int
     pods: dict[str, PodSeen] = field(default_factory=dict)
@@ -58,7 +60,7 @@ class Releasing:
 
     def changed(self, pod: PodSeen, now_us: int) -> list[Effect]:
         self.pods[pod.uid] = pod
-        return self.over(pod.uid, now_us) if pod.ended else []
+        return self.over(pod.uid, now_us) if pod.ended else self._taken(pod)
 
     def gone(self, uid: str, now_us: int) -> list[Effect]:
         self.pods.pop(uid, None)
@@ -72,6 +74,11 @@ class Releasing:
 
     def is_over(self, uid: str) -> bool:
         return uid in self._over
+
+    def _taken(self, pod: PodSeen) -> list[Effect]:
+        """What is held for a pod that somebody else has bound is of no use any more either."""
+        known = self.view.of_pod(pod.uid) if pod.bound_by_others else None
+        return self._release(known) if known is not None and known.state not in _RUNS else []
 
     # --- time ---
 
@@ -95,8 +102,8 @@ class Releasing:
                 continue
             if seen is None and known.request_id not in self._asked:
                 effects.append(LookAtPod(pod.namespace, pod.name, pod.uid))
-            elif seen is not None and seen.ended:
-                effects += self.over(pod.uid, now_us)
+            elif seen is not None:
+                effects += self.over(pod.uid, now_us) if seen.ended else self._taken(seen)
         return effects, self._lasting(dict(self._differences()), now_us)
 
     def looked(self, event: PodLooked, now_us: int) -> list[Effect]:
@@ -117,7 +124,9 @@ class Releasing:
     def _is_over(self, known: Known) -> bool:
         """A gang that runs is over when all of it is; one that is only held can never be whole any more."""
         over = [pod.uid in self._over for pod in known.pods]
-        return all(over) if known.state in _RUNS else any(over)
+        if known.state in _RUNS:
+            return all(over)
+        return any(over) or any(seen.bound_by_others for each in known.pods if (seen := self.pods.get(each.uid)))
 
     def answered(self, event: ReleaseAnswered) -> None:
         """Where nobody answered the next tick asks again."""
@@ -132,7 +141,17 @@ class Releasing:
             if kind := _difference(pod, self.view.of_pod(uid)):
                 text = f"{pod.namespace}/{pod.name} ({uid}): {_WORDS[kind]}"
                 yield (kind, uid), Drift(kind, uid, text)
+        yield from self._kept_by_silent_nodes()
         yield from self._taken_by_others()
+
+    def _kept_by_silent_nodes(self) -> Iterator[tuple[tuple[str, str], Drift]]:
+        for known in self.view.live.values():
+            for each in known.pods:
+                seen, node = self.pods.get(each.uid), self.nodes.get(known.site(each.uid).node or "")
+                leaves = seen.being_deleted if seen is not None else each.uid in self._over
+                if leaves and node is not None and node.ready is None:
+                    text = f"{each.namespace}/{each.name} ({each.uid}): {_WORDS[SILENT]}: {node.name}"
+                    yield (SILENT, each.uid), Drift(SILENT, each.uid, text, node.name)
 
     def _taken_by_others(self) -> Iterator[tuple[tuple[str, str], Drift]]:
         given = {node: {**self.view.plugin_held.get(node, {})} for node in self.nodes}
@@ -147,6 +166,10 @@ class Releasing:
             kind, text = "class_takes_ours", f"it stands for {each.stands_for}: kube-scheduler gives devices itself"
             yield (kind, each.name), Drift(kind, each.name, f"DeviceClass {each.name}: {text}")
 
+    def unheard(self) -> list[str]:
+        """Nodes that keep what could be others': nobody hears them."""
+        return sorted({drift.node for drift in self.drifts.values() if drift.node})
+
     def _lasting(self, found: Mapping[tuple[str, str], Drift], now_us: int) -> list[Drift]:
         """What is under way, or has not reached us from one of both sides, goes by itself."""
         self._doubted = {key: self._doubted.get(key, now_us) for key in found}
@@ -156,12 +179,14 @@ class Releasing:
         return new
 
 
+SILENT: Final = "held_by_silent_node"
 _WORDS: Final = {
     "no_request": "bound to a node, and no request of the ledger is for it",
     "other_node": "bound to another node than the ledger says",
     "other_devices": "its devices annotation is not what the ledger says",
     "not_bound": "the ledger says that it is bound, and it is not",
-    "not_ours": "bound by somebody else while its place was held: the hold runs out",
+    "not_ours": "bound by somebody else while its place was held, which is given back",
+    SILENT: "it goes, and what it has stays reserved, since it may still run: its node is not heard",
 }
 
 

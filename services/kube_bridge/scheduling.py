@@ -32,6 +32,7 @@ from services.kube_bridge.claims import Claims, claims_of
 from services.kube_bridge.conditions import Conditions, Subject
 from services.kube_bridge.gangs import Gang, Member, members, together
 from services.kube_bridge.nudging import Nudging, nudge
+from services.kube_bridge.releasing import Releasing
 from services.kube_bridge.seen import Condition, PodSeen
 from services.kube_bridge.verdicts import Key, Refusal, Verdicts
 from services.kube_bridge.view import View
@@ -77,16 +78,11 @@ class Scheduling:
     """`holds` outlives nothing: another bridge, or the next start, reads the same from the ledger."""
 
     def __init__(
-        self,
-        view: View,
-        pods: Mapping[str, PodSeen],
-        claims: Claims,
-        conditions: Conditions,
-        terms: Terms,
-        verdict_us: int,
+        self, view: View, releasing: Releasing, claims: Claims, conditions: Conditions, terms: Terms, verdict_us: int
     ) -> None:
-        """`pods`: all that the API server has shown, by uid."""
-        self._pods, self._claims = pods, claims
+        """`releasing` knows all pods that the API server has shown, and which nodes keep what nobody can give back."""
+        self._pods: Mapping[str, PodSeen] = releasing.pods
+        self._unheard, self._claims = releasing.unheard, claims
         self._view, self._conditions, self._terms = view, conditions, terms
         self._verdicts = Verdicts(verdict_us)
         self.nudging = Nudging(self._verdicts)
@@ -217,7 +213,8 @@ class Scheduling:
         return [self._passes(token, (node,))]
 
     def _rejected(self, token: int, asked: _Filtering, reply: PlaceReply, now_us: int) -> list[Effect]:
-        sentence, condition = sentences.sentence(reply.reasons), sentences.refused(reply, len(asked.key[1]))
+        sentence = sentences.sentence(reply.reasons)
+        condition = sentences.refused(reply, len(asked.key[1]), self._unheard())
         self._verdicts.put(asked.key, Refusal(sentence, condition, asked.world, now_us))
         self.nudging.refused(asked.subject, condition, asked.key, asked.world)
         said = self._conditions.say(asked.subject, condition, now_us)

@@ -18,6 +18,7 @@ CONDITION: Final = f"{GROUP}Placed"
 """Type of our own condition of a pod: whether it has a place, and the numbers behind that."""
 DIRECT: Final = "laxity-direct"
 """Scheduler of pods that our backend makes and binds: there is none of that name."""
+NOTHING: Final = "void"
 _ENDED: Final = {"Succeeded", "Failed"}
 
 
@@ -45,7 +46,7 @@ class PodSeen:
     """Its scheduler is Laxity's."""
     wants: bool
     devices: str | None
-    """By its annotation."""
+    """By its annotation; whoever makes a pod may only say NOTHING."""
     cpu_milli: int | None
     memory_mib: int | None
     """What it reserves of its node; None where that cannot be read."""
@@ -58,6 +59,12 @@ class PodSeen:
     """Of a gang; None also where its labels cannot be read."""
     claims: tuple[str, ...] = ()
     """Names of its claims (DRA), with their namespace."""
+    being_deleted: bool = False
+
+    @property
+    def bound_by_others(self) -> bool:
+        """It asks for devices and has a node without any: a Binding of ours has both in one write."""
+        return bool(self.node) and self.ours and self.wants and self.devices in {None, "", NOTHING}
 
     @classmethod
     def of(cls, pod: Mapping[str, Any], scheduler: str) -> PodSeen:
@@ -78,6 +85,7 @@ class PodSeen:
             says=condition_of(pod),
             member=_member(pod),
             claims=tuple(claims_of(pod).values()),
+            being_deleted="deletionTimestamp" in meta,
         )
 
 

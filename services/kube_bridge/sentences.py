@@ -5,7 +5,7 @@ kube-scheduler groups nodes by identical text, so a sentence never has a number 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from services.kube_bridge.seen import Condition
@@ -59,6 +59,16 @@ OF_GROUPS: Final = {
 }
 """For codes that have no sentence of their own."""
 
+_TAKEN: Final = Condition("False", "BoundByOthers", "bound by somebody else: it has no devices and no deadline is kept")
+OF_DRIFTS: Final = {
+    "no_request": _TAKEN,
+    "not_ours": _TAKEN,
+    "held_by_silent_node": Condition(
+        "True", "NodeSilent", "it keeps its devices, since it may still run: its node is not heard"
+    ),
+}
+"""What a pod itself says of a difference between it and the ledger."""
+
 _NOT_OFFERED: Final = "excluded.not_candidate"
 _MOST_CHARACTERS: Final = 900
 """Of a message; events of Kubernetes take 1,024 bytes."""
@@ -73,13 +83,16 @@ def sentence(reasons: Iterable[Reason]) -> str:
     return OF_CODES.get(code) or OF_GROUPS.get(code.partition(".")[0], OF_GROUPS["not_now"])
 
 
-def refused(reply: PlaceReply, offered: int) -> Condition:
-    """Why it has no place, in numbers. `offered`: the nodes that Kubernetes would have taken and we know."""
+def refused(reply: PlaceReply, offered: int, unheard: Sequence[str] = ()) -> Condition:
+    """Why it has no place, in numbers. `offered`: the nodes that Kubernetes would have taken and we know. `unheard`:
+    those that keep what went, since it may still run there (case KU06).
+    """
     told = _told(reply.reasons)
     reason = _word(told[0].code) if told else "NotNow"
     why = "; ".join(f"{each.message} ({each.count} of them)" for each in told) or "no device can take it now"
     would = f"; would fit if: {', or '.join(reply.would_fit_if)}" if reply.would_fit_if else ""
-    return Condition("False", reason, _clipped(f"of {offered} nodes offered: {why}{would}"))
+    held = f"; held by nodes that are not heard: {', '.join(unheard)}" if unheard else ""
+    return Condition("False", reason, _clipped(f"of {offered} nodes offered: {why}{would}{held}"))
 
 
 def placed(reply: PlaceReply) -> Condition:

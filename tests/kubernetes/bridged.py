@@ -98,6 +98,12 @@ class Bridged:
         }
         return self._stack.enter_context(ServiceProcess("services.placer", folder, self.server.url, **fixed | env))
 
+    def service(self, name: str, **env: str) -> ServiceProcess:
+        """Any other one of ours."""
+        fixed = {"LAXITY_INSTANCE": name, "LAXITY_STORAGE": self._storage}
+        process = ServiceProcess(f"services.{name}", self._folder(name), self.server.url, **fixed | env)
+        return self._stack.enter_context(process)
+
     def _folder(self, name: str) -> Path:
         folder = self.folder / name
         folder.mkdir(exist_ok=True)

@@ -51,12 +51,13 @@ class Scheduled(Bridged):
     async def start(
         self, *nodes: str, devices: int = 1, replicas: int = 1, placer: Mapping[str, str] | None = None, **node: str
     ) -> None:
-        """`replicas`: so many placers, and so many schedulers of which one leads, each with its bridge. `placer`: more
-        of what placers are told; `node`: labels.
+        """`devices` of each node; 0 leaves it to others to tell of them. `replicas`: so many placers, and so many
+        schedulers of which one leads, each with its bridge. `placer`: more of what placers are told; `node`: labels.
         """
         self._nodes = nodes
         for name in nodes:
-            await self.add_node(name, devices)
+            if devices:
+                await self.add_node(name, devices)
             self.kube.add_node(name, node)
         numbers = range(1, replicas + 1)
         self.placers, self.brains = await asyncio.gather(

@@ -11,7 +11,7 @@ import pytest
 
 from services.placer.backends.base import Seen, StartSpec
 from services.placer.backends.kubernetes import KubernetesBackend
-from shared.errors import BackendError, FieldError
+from shared.errors import BackendError, BackendSilentError, FieldError
 from shared.messages.place import Gpu, PlaceRequest, Pod
 from shared.testing.wait import eventually
 from tests.backends import watched
@@ -293,6 +293,28 @@ async def test_a_pod_that_is_another_one_by_now_or_has_another_place_is_not_boun
     with pytest.raises(BackendError, match="waits behind a scheduling gate"):
         await backend.start(await given(kube, namespace, "gated", schedulingGates=[{"name": "laxity.dev/gang"}]))
     assert [] == await backend.list(NODE)
+
+
+@pytest.mark.parametrize("end", ["back", "out of service", "deleted"])
+async def test_KU06_a_pod_that_is_gone_from_a_silent_node_may_still_run_until_somebody_knows(
+    kube: KubeCluster, backend: KubernetesBackend, namespace: str, end: str
+) -> None:
+    container = (await backend.start(await given(kube, namespace, "gone"))).container
+    kube.node_is(NODE, "Unknown", "NodeStatusUnknown")
+    kube.admin.delete(f"/api/v1/namespaces/{namespace}/pods/gone", grace_s=0)
+    for ask in (backend.list(NODE), backend.stop(NODE, container)):
+        with pytest.raises(BackendSilentError, match=f"{NODE} is not heard.* NodeStatusUnknown"):
+            await ask
+    path = f"/api/v1/nodes/{NODE}"
+    if end == "back":
+        kube.node_is(NODE, "True")
+    elif end == "out of service":
+        taint = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
+        kube.admin.patch(path, {"spec": {"taints": [taint]}})
+    else:
+        kube.admin.delete(path)
+    assert [] == await backend.list(NODE)
+    await backend.stop(NODE, container)
 
 
 async def test_a_pod_of_others_is_evicted_and_a_disruption_budget_may_forbid_it(

@@ -6,12 +6,21 @@ from typing import Any
 
 import pytest
 
-from services.kube_bridge.calls import AskRelease, Listed, LookAtPod, NodeGone, PodLooked, ReleaseAnswered
+from services.kube_bridge.calls import (
+    AskRelease,
+    Listed,
+    LookAtPod,
+    NodeChanged,
+    NodeGone,
+    PlaceAnswered,
+    PodLooked,
+    ReleaseAnswered,
+)
 from services.kube_bridge.core import COMPARE, SOON
 from services.kube_bridge.seen import NodeSeen, PodSeen
 from shared.effects import Effect, Emit, Publish
 from shared.messages import BusEvent, KubeNodeFacts, PlaceReply, State
-from tests.kube_bridge_world import Bridge, wanting
+from tests.kube_bridge_world import Bridge, rejected, wanting, written
 from tests.kube_pods import node, pod
 
 
@@ -150,6 +159,73 @@ def test_pods_that_are_as_the_ledger_says_differ_in_nothing(bridge: Bridge) -> N
     bridge.show(pod("plain", "u-4", node="n1"))
 
     assert [] == [*drifts(bridge), *drifts(bridge)]
+
+
+# --- bound by others, and on nodes that nobody hears ---
+
+
+@pytest.mark.parametrize("state", [State.HELD, State.EXPIRED])
+def test_what_is_held_for_a_pod_that_somebody_else_has_bound_is_given_back_and_the_pod_says_so(
+    bridge: Bridge, state: State
+) -> None:
+    bridge.record(wanting(), state)
+    taken = wanting(node="n2", annotations={"devices": "void"})
+
+    assert ["u-1"] == releases(bridge.show(taken))
+    bridge.record(wanting(), State.RELEASED)
+    effects = [*bridge.tick(COMPARE, 10), *bridge.tick(COMPARE, 10)]
+    assert [] == releases(effects)
+    (said,) = written(effects)
+    assert ("False", "BoundByOthers") == (said.condition.status, said.condition.reason)
+
+
+def test_a_hold_that_comes_after_somebody_else_has_bound_the_pod_is_found(bridge: Bridge) -> None:
+    bridge.show(wanting(node="n2"))
+    bridge.record(wanting(), State.HELD)
+
+    assert ["u-1"] == releases(bridge.tick(COMPARE, 10))
+
+
+@pytest.mark.parametrize("state", [State.PLACED, State.STARTED])
+def test_what_is_being_bound_or_is_is_the_placers_own_to_settle(bridge: Bridge, state: State) -> None:
+    bridge.record(wanting(), state)
+    bridge.show(wanting(node="n2"))
+
+    assert [] == [*releases(bridge.tick(SOON, 10)), *releases(bridge.tick(COMPARE, 10))]
+
+
+def unheard(name: str) -> NodeSeen:
+    found = node(name)
+    found["status"]["conditions"] = [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]
+    return NodeSeen.of(found)
+
+
+@pytest.mark.parametrize("object_stays", [True, False])
+def test_KU06_what_goes_from_a_node_that_nobody_hears_is_told_and_why_others_wait(
+    bridge: Bridge, object_stays: bool
+) -> None:
+    bridge.show(running())
+    bridge.record(running(), State.STARTED)
+    bridge.tell(NodeChanged(unheard("n1")))
+    assert [] == [*drifts(bridge), *drifts(bridge)], "while it is to run there it is as it should be"
+    if object_stays:
+        leaving = running()
+        leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        bridge.show(leaving)
+    else:
+        bridge.delete(running())
+        bridge.record(running(), State.STOPPING)
+    drifts(bridge)
+    effects = bridge.tick(COMPARE, 10)
+    assert [("u-1", "n1")] == [(each.uid, each.node) for each in bridge.core.releasing.drifts.values()]
+    assert ["NodeSilent"] * object_stays == [each.condition.reason for each in written(effects)]
+
+    token, _ = bridge.filter(wanting("other", "u-2"))
+    (said,) = written(bridge.tell(PlaceAnswered(token, rejected("u-2"))))
+    assert said.condition.message.endswith("; held by nodes that are not heard: n1")
+    bridge.tell(NodeChanged(NodeSeen.of(node("n1"))))
+    assert [] == drifts(bridge)
+    assert {} == bridge.core.releasing.drifts
 
 
 # --- node facts ---

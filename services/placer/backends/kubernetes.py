@@ -112,10 +112,12 @@ class KubernetesBackend:
                 raise BackendError(f"{container} on {clip(node)} does not end: its kubelet has not said so")
             await self.pods.wait(POLL_US)
             pod = await self._again(pod)
+        await self._check_heard(node)
 
     async def list(self, node: str) -> list[Seen]:
         """See Backend. Also removes what is left of a start that broke off."""
         pods = (await self._all()).get(node, ())
+        await self._check_heard(node)
         return [told.seen_of(pod) for pod in pods if told.runs(pod) or self._is_known_ended(pod)]
 
     async def watch(self, post: Callable[[Seen], None]) -> None:
@@ -170,6 +172,12 @@ class KubernetesBackend:
         """The API server would bind a pod to any name, and nobody would ever say anything of it."""
         if await self._settled(f"/api/v1/nodes/{node}") is None:
             raise BackendError(f"node: found {clip(node)}, allowed: a node of this Kubernetes")
+
+    async def _check_heard(self, node: str) -> None:
+        """Raises BackendSilentError where nobody hears its kubelet: what is gone may still run there (case KU06)."""
+        found = await self._find(f"/api/v1/nodes/{_token(node)}")
+        if found is not None and (why := told.silence(found)) is not None:
+            raise BackendSilentError(f"{clip(node)} is not heard, and what is gone there may still run: {why}")
 
     async def _create(self, body: Json) -> str | None:
         """Its name; None where one is there by now, or nobody can say."""

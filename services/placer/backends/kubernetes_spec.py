@@ -33,6 +33,8 @@ RING_MIB = 64
 MOST_BYTES = 200 * 1024
 """Of a Binding's annotations: the API server takes any, and refuses each later write to a pod with over 256 KiB."""
 UNREACHABLE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+"""Taint that an operator puts on a node of which they know that nothing runs there any more."""
 FATAL = {
     *("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError"),
     *("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff"),
@@ -232,6 +234,17 @@ def _secret(variable: str, reference: Secret) -> Json:
     if not slash or not name or not key:
         raise BackendError(f"env {variable}: found secret {clip(reference.secret)}, allowed: SECRET/KEY")
     return {"name": name, "key": key}
+
+
+# --- what a node says of itself ---
+
+
+def silence(node: Json) -> str | None:
+    """Why nothing is known of its containers; None where its kubelet is heard, or an operator says that it is off."""
+    if any(taint["key"] == OUT_OF_SERVICE for taint in node["spec"].get("taints") or ()):
+        return None
+    unknown = [each for each in node["status"].get("conditions") or () if each["status"] == "Unknown"]
+    return next((_said(each) for each in unknown if each["type"] == "Ready"), None)
 
 
 # --- what a pod says of itself ---
