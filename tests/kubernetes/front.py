@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import http.client
 import http.server
+import re
 import ssl
 import threading
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Self
 
 from tests.kubernetes.cluster import KubeCluster
 from tests.kubernetes.parts import free_port
 
+TIME = re.compile(rb'"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)((?:\.\d+)?Z")')
+"""As every object of Kubernetes has it."""
 Fault = Callable[["Asked"], bool]
 """Is shown each request; True where it has dealt with it."""
 
@@ -24,7 +29,7 @@ class Asked(http.server.BaseHTTPRequestHandler):
     front: Front
 
     def _serve(self) -> None:
-        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.body = _later(self.rfile.read(int(self.headers.get("Content-Length") or 0)), -self.front.ahead_s)
         self.front.asked.append(f"{self.command} {self.path}")
         if not any(fault(self) for fault in list(self.front.faults)):
             self.forward()
@@ -63,12 +68,21 @@ class Asked(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         left = most_bytes
         try:
-            while (left is None or left > 0) and (chunk := answer.read1(65_536 if left is None else left)):
+            while (left is None or left > 0) and (chunk := self._read(answer, 65_536 if left is None else left)):
                 self.wfile.write(chunk)
                 self.wfile.flush()
                 left = None if left is None else left - len(chunk)
         finally:
             connection.close()
+
+    def _read(self, answer: http.client.HTTPResponse, most_bytes: int) -> bytes:
+        """Whole lines where times are changed in them: one may be cut between two reads."""
+        if not self.front.ahead_s:
+            return answer.read1(most_bytes)
+        return _later(answer.readline(), self.front.ahead_s)
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string((time.time() if timestamp is None else timestamp) + self.front.ahead_s)
 
     def _ask(self) -> tuple[http.client.HTTPSConnection, http.client.HTTPResponse]:
         connection = http.client.HTTPSConnection("127.0.0.1", self.front.behind, context=self.front.trusted)
@@ -78,6 +92,16 @@ class Asked(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- the library's word
         """Nothing."""
+
+
+def _later(text: bytes, seconds: float) -> bytes:
+    """With all times in it that much later."""
+
+    def move(found: re.Match[bytes]) -> bytes:
+        at = datetime.fromisoformat(found[1].decode()).replace(tzinfo=UTC) + timedelta(seconds=seconds)
+        return b'"' + at.strftime("%Y-%m-%dT%H:%M:%S").encode() + found[2]
+
+    return TIME.sub(move, text) if seconds else text
 
 
 class _Server(http.server.ThreadingHTTPServer):
@@ -94,6 +118,10 @@ class Front:
     def __init__(self, kube: KubeCluster) -> None:
         self.behind, self.port = kube.port, free_port()
         self.faults: list[Fault] = []
+        self.ahead_s = 0.0
+        """How far the API server's clock is before that of whoever asks here: in every time that it says, and in every
+        one that it is told. Who is behind a proxy knows nothing else of that clock.
+        """
         self.asked: list[str] = []
         """Method and path of each request so far."""
         self.trusted = ssl.create_default_context(cafile=str(kube.ca))

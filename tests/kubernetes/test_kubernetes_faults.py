@@ -6,11 +6,13 @@ import asyncio
 import json
 import signal
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from services.placer.backends.kubernetes import KubernetesBackend
+from services.placer.backends.kubernetes_spec import CONTAINER
 from shared.errors import BackendSilentError
 from shared.testing.wait import until
 from tests.backends import watched
@@ -155,6 +157,25 @@ async def test_a_watch_from_a_version_that_is_not_kept_begins_anew(front: Front,
         await backend.start(conformance.spec(node=NODE, exits_after_s=0, code=7))
         assert 7 == (await conformance.first(posts)).exit_code
         await until(lambda: front.count("GET watch") >= 3)
+
+
+@pytest.mark.parametrize("ahead_s", [3600, -3600], ids=["ahead", "behind"])
+async def test_an_api_server_whose_clock_is_an_hour_off_changes_nothing_of_a_pods_life(
+    kube: KubeCluster, front: Front, backend: KubernetesBackend, tmp_path: Path, ahead_s: float
+) -> None:
+    front.ahead_s = ahead_s
+    async with watched(backend) as posts:
+        await backend.start(conformance.spec(node=NODE))
+        (pod,) = (await backend.api.ask("GET", "/api/v1/pods", params={"labelSelector": CONTAINER}))["items"]
+        said = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
+        assert abs(ahead_s - (said - datetime.now(UTC)).total_seconds()) < 600, "it is off"
+        assert ["running"] == [seen.state for seen in await backend.list(NODE)]
+        await backend.start(conformance.spec("second", node=NODE, exits_after_s=0, code=3))
+        assert 3 == (await conformance.first(posts)).exit_code
+        for container in (BOX, "second"):
+            await backend.stop(NODE, container)
+    assert [] == await backend.list(NODE)
+    assert [] == pods_in(kube, kubernetes_options(kube, tmp_path).namespace)
 
 
 async def test_KU34_a_token_that_was_replaced_is_read_again_where_the_old_one_is_refused(
