@@ -11,10 +11,11 @@ import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import NoReturn
 
 import pytest
 
@@ -50,22 +51,21 @@ async def test_whatever_dies_while_pods_come_and_go_each_is_bound_once_or_says_w
     cluster: Scheduled, kube: KubeCluster, pods: str
 ) -> None:
     await cluster.start(*NODES, devices=DEVICES, replicas=2)
-    mortals = mortals_of(cluster, kube)
-    load, supervised = Load(kube, pods, Random(SEED)), asyncio.create_task(supervise(mortals))
-    coming = asyncio.create_task(load.run())
-    while not coming.done():
-        for mortal in mortals:
-            await mortal.die()
-            await asyncio.sleep(1)
-    await coming
-    begun = time.monotonic()
-    await quiet(cluster, kube, load)
-    deaths = {mortal.name: mortal.deaths for mortal in mortals}
-    print(f"\nseed {SEED}: {PODS} pods, {len(load.left)} left; deaths {deaths}; ", end="")
-    print(f"agreed {time.monotonic() - begun:.1f} s after the last pod came")
-    await asyncio.sleep(STEADY_S)
-    assert [] == await faults(cluster, kube, load), "what was right stays right"
-    supervised.cancel()
+    mortals, load = mortals_of(cluster, kube), Load(kube, pods, Random(SEED))
+    async with supervision(mortals):
+        async with asyncio.TaskGroup() as group:
+            coming = group.create_task(load.run())
+            while not coming.done():
+                for mortal in mortals:
+                    await mortal.die()
+                    await asyncio.sleep(1)
+        begun = time.monotonic()
+        await quiet(cluster, kube, load)
+        deaths = {mortal.name: mortal.deaths for mortal in mortals}
+        print(f"\nseed {SEED}: {PODS} pods, {len(load.left)} left; deaths {deaths}; ", end="")
+        print(f"agreed {time.monotonic() - begun:.1f} s after the last pod came")
+        await asyncio.sleep(STEADY_S)
+        assert [] == await faults(cluster, kube, load), "what was right stays right"
     assert [] == [mortal.name for mortal in mortals if mortal.ours and mortal.fell], "by itself"
 
 
@@ -115,7 +115,18 @@ def mortals_of(cluster: Scheduled, kube: KubeCluster) -> list[Mortal]:
     return [*found, Mortal("nats", server.kill, server.start, lambda: server.running)]
 
 
-async def supervise(mortals: list[Mortal]) -> None:
+@asynccontextmanager
+async def supervision(mortals: list[Mortal]) -> AsyncIterator[None]:
+    task = asyncio.create_task(supervise(mortals))
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def supervise(mortals: list[Mortal]) -> NoReturn:
     """As a kubelet does: a kube-scheduler ends by itself when it cannot renew its lease."""
     while True:
         for mortal in mortals:
