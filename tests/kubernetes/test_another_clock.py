@@ -40,7 +40,8 @@ async def test_a_pod_is_placed_kept_while_it_is_being_deleted_and_given_back_wha
             await until(lambda name=name: condition(kube.admin.get(f"{pods}/{name}")).get("status") == "True", 20)
             kube.admin.delete(f"{pods}/{name}")  # by that clock it is over long ago, or not for an hour
             await asyncio.sleep(5)
-            assert [uid] == await cluster.reserved("k1")
+            record = await cluster.record(uid)
+            assert ("started", [uid]) == (record and record.state, await cluster.reserved("k1"))
             kube.admin.delete(f"{pods}/{name}", grace_s=0)
             await cluster.reach(uid, "released", "exited")
             assert [] == await cluster.reserved("k1")
