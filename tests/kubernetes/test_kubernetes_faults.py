@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from services.placer.backends.kubernetes import KubernetesBackend
-from services.placer.backends.kubernetes_spec import CONTAINER
 from shared.errors import BackendSilentError
 from shared.testing.wait import until
 from tests.backends import watched
 from tests.conformance import test_backend as conformance
+from tests.kubernetes.api import Api
 from tests.kubernetes.cluster import KubeCluster
 from tests.kubernetes.front import Asked, Front
 from tests.kubernetes.played import PlayedKubelet
@@ -166,7 +166,8 @@ async def test_an_api_server_whose_clock_is_an_hour_off_changes_nothing_of_a_pod
     front.ahead_s = ahead_s
     async with watched(backend) as posts:
         await backend.start(conformance.spec(node=NODE))
-        (pod,) = (await backend.api.ask("GET", "/api/v1/pods", params={"labelSelector": CONTAINER}))["items"]
+        namespace = kubernetes_options(kube, tmp_path).namespace
+        (pod,) = Api(front.port, kube.token(), kube.ca).items(f"/api/v1/namespaces/{namespace}/pods")
         said = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
         assert abs(ahead_s - (said - datetime.now(UTC)).total_seconds()) < 600, "it is off"
         assert ["running"] == [seen.state for seen in await backend.list(NODE)]
@@ -175,7 +176,7 @@ async def test_an_api_server_whose_clock_is_an_hour_off_changes_nothing_of_a_pod
         for container in (BOX, "second"):
             await backend.stop(NODE, container)
     assert [] == await backend.list(NODE)
-    assert [] == pods_in(kube, kubernetes_options(kube, tmp_path).namespace)
+    assert [] == pods_in(kube, namespace)
 
 
 async def test_KU34_a_token_that_was_replaced_is_read_again_where_the_old_one_is_refused(
