@@ -128,7 +128,7 @@ async def test_KU39_a_device_of_a_foreign_claim_is_given_to_nobody_until_its_all
     kube.admin.create(claims, claim_named("train"))
     status = f"{claims}/train/status"
     given = {"status": {"allocation": allocation("gpu-0", pool=NODE)}}
-    assert 403 == kube.api_of("laxity", "scheduler").ask("PATCH", status, given, MERGE)[0]
+    assert 403 == kube.api_of("laxity", "placer").ask("PATCH", status, given, MERGE)[0]
     kube.admin.patch(status, given, MERGE)
     await world.holders(holder(claims, "train"), None)
     await placer_sees(world, taken=True)
