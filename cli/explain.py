@@ -146,6 +146,7 @@ def _step(event: PlaceEvent) -> Iterator[str]:
     where = ", ".join(f"{p.node} ({', '.join(p.devices) or 'no device'})" for p in event.placements)
     detail = f": {event.detail}" if event.detail else ""
     code = f", exit code {event.exit_code}" if event.exit_code is not None else ""
+    code += f", {event.end_reason}" if event.end_reason else ""
     on = f" on {where}" if where else ""
     yield f"  {clock_time(event.at_us)} {event.state}, generation {event.generation}{on}{code}{detail}"
     yield from (f"    {reason.count} x {reason.code}: {reason.message}" for reason in event.reasons)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from services.placer.backends.base import Seen, StartSpec
 from services.placer.backends.kubernetes_options import KubernetesOptions
+from services.placer.core.containers import Cause
 from shared.errors import BackendError, FieldError, clip
 from shared.messages.ledger import ContainerLabels
 from shared.messages.place import PlaceRequest, Secret
@@ -321,13 +322,27 @@ def exit_code(pod: Json) -> int | None:
     return next((code for code in codes if code), 0) if codes else None
 
 
+def cause(pod: Json) -> Cause | None:
+    """Of what it ended: what befell the pod, else what the first container ended of that failed.
+
+    A pod that was evicted, or whose time was over, says so itself; its containers then only say that a signal came.
+    """
+    disrupted = [each for each in pod["status"].get("conditions") or () if each["type"] == "DisruptionTarget"]
+    ended = [(each.get("state") or {}).get("terminated") or {} for each in statuses(pod)]
+    failed = [each for each in ended if each.get("exitCode") != 0]
+    said = (pod["status"], *(each for each in disrupted if each.get("status") == "True"), *failed)
+    told = next((each for each in said if each.get("reason")), None)
+    return Cause(told["reason"], clip(told.get("message") or "")) if told is not None else None
+
+
 def seen_of(pod: Json) -> Seen:
     """Of one that was bound, and runs or has ended."""
     labels = labels_of(pod)
     node = labels.node if labels is not None else node_of(pod) or ""
     name = labels.container if labels is not None else pod["metadata"]["name"]
-    state: Literal["running", "exited"] = "exited" if has_ended(pod) else "running"
-    return Seen(node, name, labels, state, exit_code=exit_code(pod) if state == "exited" else None)
+    if not has_ended(pod):
+        return Seen(node, name, labels, "running")
+    return Seen(node, name, labels, "exited", exit_code=exit_code(pod), cause=cause(pod))
 
 
 # --- another size while it runs ---
