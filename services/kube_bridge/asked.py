@@ -25,6 +25,8 @@ GPU_MIB: Final = f"{GROUP}gpu-mib"
 """Memory on each device."""
 DEVICES: Final = f"{GROUP}devices"
 """Annotation that the Binding carries: the devices of a bound pod. Whoever makes a pod may only say `void`."""
+LABELS: Final = f"{GROUP}labels"
+"""Annotation that the Binding carries: its reservation."""
 NVIDIA: Final = "nvidia.com/"
 
 _TIMES: Final = {"deadline": "deadline_us", "period": "period_us", "runtime": "runtime_us"}
