@@ -21,20 +21,14 @@ from shared.testing.service_process import ServiceProcess
 from shared.testing.wait import eventually
 from tests.kubernetes.api import Json
 from tests.kubernetes.cluster import KubeCluster
+from tests.kubernetes.rights import rights_of
 from tests.placer_world import facts
 
-_LOOKS = {"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["get", "list", "watch"]}
-_BINDS = {"apiGroups": [""], "resources": ["pods/binding", "pods/eviction"], "verbs": ["create"]}
-_CLAIMS = {
-    "apiGroups": ["resource.k8s.io"],
-    "resources": ["resourceclaims", "resourceslices", "deviceclasses"],
-    "verbs": ["get", "list", "watch"],
-}
 RIGHTS = {
-    "kube-bridge": [_LOOKS, _CLAIMS, _BINDS, {"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]}],
-    "placer": [_LOOKS, _BINDS],
+    name: [right.rule for right in rights_of(account) if right.where == ""]
+    for name, account in (("kube-bridge", "laxity/scheduler"), ("placer", "laxity/placer"))
 }
-"""All that each may do."""
+"""All that each may do, anywhere: what the manifests of k8s/ say, without what is kube-scheduler's."""
 B = TypeVar("B", bound="Bridged")
 
 
@@ -69,6 +63,10 @@ class Bridged:
 
     def _token(self, account: str) -> Path:
         return self.folder / f"{account}.token"
+
+    def use_token(self, account: str, token: str) -> None:
+        """What is started from now on asks the API server with it."""
+        self._token(account).write_text(token)
 
     def bridge(self, name: str = "b1", **env: str) -> Extender:
         return Extender(self._stack.enter_context(self.bridge_process(name, **env)))
