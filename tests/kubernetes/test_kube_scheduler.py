@@ -34,6 +34,10 @@ class Scheduled(Bridged):
     extender: Extender
     decides: ServiceProcess
     port: int
+    patience = "5s"
+    """kube-scheduler's, for an answer of the extender."""
+    reach_by = ""
+    """Where placers find the API server; "" is where it is."""
 
     async def start(self, *nodes: str, devices: int = 1, **node: str) -> None:
         for name in nodes:
@@ -41,12 +45,16 @@ class Scheduled(Bridged):
             self.kube.add_node(name, node)
         self.port = free_port()
         self.decides, self.extender = await asyncio.gather(
-            asyncio.to_thread(self.placer, "p1", "kubernetes"), asyncio.to_thread(self.bridge_again)
+            asyncio.to_thread(self.binding_placer), asyncio.to_thread(self.bridge_again)
         )
         await until(lambda: "the extender listens" in self.extender.process.log, 20)
-        part = self.kube.scheduler(profile(self.extender.url), name=f"scheduler-{self.folder.name}")
+        part = self.kube.scheduler(profile(self.extender.url, self.patience), name=f"scheduler-{self.folder.name}")
         self._stack.callback(part.kill)
         self._nodes = nodes
+
+    def binding_placer(self) -> ServiceProcess:
+        way = {"LAXITY_PLACER_KUBERNETES__SERVER": self.reach_by} if self.reach_by else {}
+        return self.placer("p1", "kubernetes", **way)
 
     def bridge_again(self) -> Extender:
         """On the port that kube-scheduler knows."""
