@@ -22,6 +22,8 @@ MAIN = "main"
 SCHEDULER = "laxity-direct"
 """No scheduler has this name, so that nobody else binds a pod of ours; admission policies know it by that."""
 DEVICES, LABELS, GENERATION = "laxity.dev/devices", "laxity.dev/labels", "laxity.dev/generation"
+GATED = "laxity.dev/gated"
+"""What LAXITY_GATE is told: only who chose the devices knows whether they have a gate."""
 """Annotations that a Binding carries, which the API server writes with the node's name or not at all."""
 CONTAINER = "laxity.dev/container"
 """The label by which pods with a reservation are found; a Binding carries it too."""
@@ -137,6 +139,7 @@ def binding_body(spec: StartSpec, name: str, uid: str) -> Json:
         DEVICES: devices_of(labels),
         GENERATION: str(labels.reservation.generation),
         LABELS: labels.to_json().decode(),
+        GATED: spec.env.get("LAXITY_GATE", "0"),
     }
     size = sum(len(key) + len(value.encode()) for key, value in annotations.items())
     if size > MOST_BYTES:
