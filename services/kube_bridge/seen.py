@@ -8,8 +8,8 @@ from fractions import Fraction
 from typing import Any, Final
 
 from services.kube_bridge import resources
-from services.kube_bridge.claims import claims_of
 from services.kube_bridge.asked import DEVICES, GROUP, LABELS, NVIDIA, wants
+from services.kube_bridge.claims import claims_of
 from services.kube_bridge.gangs import Member, gang_of
 from shared.errors import FieldError
 from shared.messages.ledger import ContainerLabels
