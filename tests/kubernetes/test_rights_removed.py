@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(120)]
 
 NODE = "rights-1"
 PLACER, SCHEDULER = "laxity/placer", "laxity/scheduler"
-BRIDGE = [right for right in rights_of(SCHEDULER) if right.where == ""]
+BRIDGE = [right for right in rights_of(SCHEDULER) if right.group == ""]
 LEASES = [right for right in rights_of(SCHEDULER) if right.where == "laxity"]
 
 
