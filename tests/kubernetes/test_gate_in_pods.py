@@ -144,7 +144,12 @@ async def test_pods_of_one_device_have_it_in_turn_and_a_program_with_the_sdk_too
     assert [0, 0] == [record["exit_code"] for record in records], "3: two had a turn at once; 5: there was no gate"
     for name in ("stays", "turns-0", "turns-1"):
         installed.alice.delete(f"{PODS}/{name}", grace_s=0)
-    installed.kube.admin.until(PODS, lambda found: not found["items"])
+    folders = [node.folder / "kubelet" / "pods" / each["uid"] for each in (stays, *turning)]
+
+    async def gone() -> bool:
+        return not any(folder.exists() for folder in folders)
+
+    await until(gone, "the kubelet could take their volumes away, although the gate was in them", 60)
 
 
 def with_the_sdk(pid: int) -> subprocess.CompletedProcess[str]:

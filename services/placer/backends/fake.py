@@ -8,6 +8,7 @@ FAKE_START_FAILS          the first n generations fail to start; ``always``: all
 FAKE_START_US             how long a start takes
 FAKE_EXIT_AFTER_US        it exits by itself that long after its start
 FAKE_EXIT_CODE            with this code (0)
+FAKE_END_REASON           and of this, in a word
 FAKE_IGNORE_TERM          ``1``: a stop takes the whole grace
 FAKE_MOST_MEMORY_MIB      it refuses to be given more
 ========================  ========================================================================================

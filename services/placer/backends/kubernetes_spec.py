@@ -23,8 +23,8 @@ SCHEDULER = "laxity-direct"
 """No scheduler has this name, so that nobody else binds a pod of ours; admission policies know it by that."""
 DEVICES, LABELS, GENERATION = "laxity.dev/devices", "laxity.dev/labels", "laxity.dev/generation"
 GATED = "laxity.dev/gated"
-"""What LAXITY_GATE is told: only who chose the devices knows whether they have a gate."""
-"""Annotations that a Binding carries, which the API server writes with the node's name or not at all."""
+"""Annotations that a Binding carries, which the API server writes with the node's name or not at all. The last is what
+LAXITY_GATE is told: only who chose the devices knows whether they have a gate."""
 CONTAINER = "laxity.dev/container"
 """The label by which pods with a reservation are found; a Binding carries it too."""
 OURS = {"app.kubernetes.io/managed-by": "laxity"}
