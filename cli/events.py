@@ -112,6 +112,7 @@ def _place(body: dict[str, Any]) -> tuple[str, str]:
     where = ", ".join(f"{p['node']}" for p in body.get("placements", ()))
     rest = f", generation {body['generation']}" + (f" on {where}" if where else "")
     rest += f", exit code {body['exit_code']}" if body.get("exit_code") is not None else ""
+    rest += f", {body['end_reason']}" if body.get("end_reason") else ""
     rest += f": {body['detail']}" if body.get("detail") else ""
     reasons = body.get("reasons", ())
     return body["request_id"], rest + (f": {reasons[0]['message']}" if reasons else "")

@@ -10,6 +10,7 @@ from fractions import Fraction
 
 from cli import client as clients
 from cli import events, learned
+from cli import explain_pod as pods
 from cli.client import Client
 from cli.output import CommandError, Exit, Output, clock_time
 from services.placer.core.records import nodes_of, said
@@ -31,14 +32,15 @@ from shared.messages import (
 from shared.subjects import DEADLINES, EVENTS_STREAM, LEDGER, NODES, node_key, request_key
 from shared.units import format_mib, format_ratio, format_us
 
-HELP = "tell the story of a request, of a node, or of a device (NODE/UUID or NODE/INDEX)"
+HELP = "tell the story of a request, of a node, of a device (NODE/UUID or NODE/INDEX), or of a Kubernetes pod"
 _AWAY = frozenset({NodeState.UNREACHABLE, NodeState.LOST})
 MISSES = 5
 """Of a container's misses, how many of the last are told one by one."""
 
 
 def arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("what", metavar="REQUEST|NODE[/DEVICE]")
+    parser.add_argument("what", metavar="REQUEST|NODE[/DEVICE]|pod/[NAMESPACE/]NAME")
+    parser.add_argument("-n", "--namespace", help="of a pod (all of them)")
 
 
 def run(args: Namespace, output: Output) -> Exit:
@@ -52,9 +54,11 @@ def run(args: Namespace, output: Output) -> Exit:
 
 async def _explain(args: Namespace) -> list[str]:
     async with clients.of(args) as client:
-        told = await story(client, args.what)
+        pod = pods.named(args.what, args.namespace)
+        told = await pods.story(client, pod, story) if pod is not None else []
+        told = told or await story(client, args.what)
     if not told:
-        raise CommandError(f"{args.what}: no request, node or device of that name is known", Exit.REFUSED)
+        raise CommandError(f"{args.what}: no request, node, device or pod of that name is known", Exit.REFUSED)
     return told
 
 
@@ -146,6 +150,7 @@ def _step(event: PlaceEvent) -> Iterator[str]:
     where = ", ".join(f"{p.node} ({', '.join(p.devices) or 'no device'})" for p in event.placements)
     detail = f": {event.detail}" if event.detail else ""
     code = f", exit code {event.exit_code}" if event.exit_code is not None else ""
+    code += f", {event.end_reason}" if event.end_reason else ""
     on = f" on {where}" if where else ""
     yield f"  {clock_time(event.at_us)} {event.state}, generation {event.generation}{on}{code}{detail}"
     yield from (f"    {reason.count} x {reason.code}: {reason.message}" for reason in event.reasons)
@@ -188,6 +193,8 @@ async def _node(client: Client, facts: NodeFacts, device: str) -> AsyncIterator[
     yield f"{facts.node} is {facts.state}{why} (as of {clock_time(facts.at_us)})"
     ledger = await client.read_key(LEDGER, node_key(facts.node), NodeReservations)
     held = ledger.reservations if ledger else ()
+    if facts.closed:
+        yield f"  Kubernetes lets nothing new onto it: {facts.closed}"
     for line in _whole(facts, held) if not device else ():
         yield line
     known = await learned.all_learned(client)

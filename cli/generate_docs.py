@@ -50,6 +50,8 @@ CONTRACT = (
     messages.NodeEvent,
     messages.NodeFacts,
     messages.KubeNodeFacts,
+    messages.PodsQuery,
+    messages.PodsReply,
     messages.NodesQuery,
     messages.NodesReply,
     messages.ListDelta,

@@ -63,6 +63,9 @@ def show(console: Console, reply: NodesReply) -> None:
 
 
 def row(place: int, device: ListedDevice) -> tuple[object, ...]:
-    standing = Text(device.standing + (" (unproven)" if device.unproven else ""), style=STYLES[device.standing])
+    marks = [word for word, on in (("unproven", device.unproven), ("closed", device.closed)) if on]
+    said = f"{device.standing} ({', '.join(marks)})" if marks else device.standing
+    standing = Text(said, style="dim" if device.closed else STYLES[device.standing])
     slack = "none" if device.slack_us is None else format_us(device.slack_us)
-    return (place, device.node, device.uuid, standing, slack, format_us(device.age_us), device.reason or "")
+    why = "; ".join(each for each in (device.closed, device.reason) if each)
+    return (place, device.node, device.uuid, standing, slack, format_us(device.age_us), why)

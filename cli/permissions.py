@@ -81,7 +81,7 @@ class Rules:
 
     def kube_bridge(self) -> User:
         says = (f"{self.prefix}.metrics.*.kube", *self._asks(), *self._reads(LEDGER, NODES, EVENTS_STREAM))
-        hears = (f"{self.prefix}.events.place.>",)
+        hears = (f"{self.prefix}.events.place.>", f"{self.prefix}.pods")
         return self._service("kube-bridge", "translates for Kubernetes", says, hears)
 
     def _service(self, name: str, about: str, says: tuple[str, ...], hears: tuple[str, ...] = ()) -> User:
@@ -92,7 +92,7 @@ class Rules:
 
     def operator(self) -> User:
         """Whoever runs the cluster: all that is read, streams, moves, lost nodes, the ledger's identity, forgetting."""
-        words = (f"{self.prefix}.defragment", f"{self.prefix}.gone")
+        words = tuple(f"{self.prefix}.{word}" for word in ("defragment", "gone", "pods"))
         keys = (f"$KV.{named(LEDGER, self.prefix)}.ledger", f"$KV.{named(LEARNED, self.prefix)}.profile.>")
         own = (*words, *keys, "$SRV.>", "$JS.>")
         says = (*self._asks(), *own, self._inbox(OPERATOR))

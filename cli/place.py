@@ -196,6 +196,7 @@ def show(console: Console, reply: PlaceReply) -> None:
     told = [word for word, on in marks if on]
     told += [f"place {reply.position}"] if reply.position is not None else []
     told += [f"exit code {reply.exit_code}"] if reply.exit_code is not None else []
+    told += [reply.end_reason] if reply.end_reason else []
     console.print(head.append(f" ({', '.join(told)})" if told else "", style="not bold"))
     if reply.placements:
         console.print(table("", ("replica", "node", "devices", "share", "generation"), _placements(reply)))

@@ -99,6 +99,10 @@ class Subjects:
         return f"{self.prefix}.nodes"
 
     @property
+    def pods(self) -> str:
+        return f"{self.prefix}.pods"
+
+    @property
     def events(self) -> str:
         return f"{self.prefix}.events.>"
 

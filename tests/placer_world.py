@@ -14,6 +14,7 @@ from typing import Any
 
 from services.placer.core.capabilities import ALL_CAN_ALL
 from services.placer.core.containers import (
+    Cause,
     Ended,
     Found,
     Listed,
@@ -76,11 +77,12 @@ class Box:
     labels: ContainerLabels
     running: bool = True
     exit_code: int | None = None
+    cause: Cause | None = None
     limits: Size | None = None
     """Since it was resized; those of its labels where None."""
 
     def found(self) -> Found:
-        return Found(self.labels.node, self.labels.container, self.labels, self.running, self.exit_code)
+        return Found(self.labels.node, self.labels.container, self.labels, self.running, self.exit_code, self.cause)
 
 
 @dataclass
@@ -274,10 +276,10 @@ class World:
         self.boxes[container].limits = size
         return Resized(node, container, size)
 
-    def end(self, container: str, exit_code: int, *, told: bool = True) -> None:
+    def end(self, container: str, exit_code: int, *, told: bool = True, cause: Cause | None = None) -> None:
         """A container ends by itself; backends' watches say so to everyone where `told`."""
         box = self.boxes[container]
-        box.running, box.exit_code = False, exit_code
+        box.running, box.exit_code, box.cause = False, exit_code, cause
         if told:
             for name in list(self.placers):
                 self.tell(name, Ended(box.found()))

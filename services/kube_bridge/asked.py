@@ -25,11 +25,13 @@ GPU_MIB: Final = f"{GROUP}gpu-mib"
 """Memory on each device."""
 DEVICES: Final = f"{GROUP}devices"
 """Annotation that the Binding carries: the devices of a bound pod. Whoever makes a pod may only say `void`."""
+LABELS: Final = f"{GROUP}labels"
+"""Annotation that the Binding carries: its reservation."""
 NVIDIA: Final = "nvidia.com/"
 
 _TIMES: Final = {"deadline": "deadline_us", "period": "period_us", "runtime": "runtime_us"}
 _WORDS: Final = {**_TIMES, "kind": "kind", "guarantee": "guarantee", "gate": "gate", "profile": "profile"}
-_NO_WISH: Final = {"devices", "labels", "generation"}
+_NO_WISH: Final = {"devices", "labels", "generation", "gated"}
 """Annotations of ours that say nothing of what the pod asks for."""
 _MILLI_ALLOWED: Final = "a whole number from 1 to 1000, or a multiple of 1000"
 _MOST_PRIORITY: Final = 1_000_000

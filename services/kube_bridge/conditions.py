@@ -22,11 +22,13 @@ class Subject:
     name: str
     uid: str
     says: Condition | None = None
+    priority: int = 0
+    """As Kubernetes has it."""
 
     @classmethod
     def of(cls, pod: Mapping[str, Any]) -> Subject:
         meta = pod["metadata"]
-        return cls(meta["namespace"], meta["name"], meta["uid"], condition_of(pod))
+        return cls(meta["namespace"], meta["name"], meta["uid"], condition_of(pod), pod["spec"].get("priority") or 0)
 
 
 class Conditions:

@@ -35,12 +35,13 @@ from services.kube_bridge.calls import (
 from services.kube_bridge.claims import Claims
 from services.kube_bridge.conditions import Conditions, Subject
 from services.kube_bridge.facts import Facts
+from services.kube_bridge.questions import about
 from services.kube_bridge.releasing import Drift, Releasing
 from services.kube_bridge.scheduling import Scheduling, refuse
 from services.kube_bridge.seen import NodeSeen, PodSeen
 from services.kube_bridge.view import View
-from shared.effects import Disconnected, Effect, KeyChanged, Publish, Tick, WatchReplayed
-from shared.messages import BusEvent
+from shared.effects import Disconnected, Effect, KeyChanged, Publish, Received, Reply, Tick, WatchReplayed
+from shared.messages import BusEvent, PodsQuery
 from shared.subjects import LEDGER, NODES, Subjects
 
 SOON, COMPARE = "soon", "compare"
@@ -104,6 +105,7 @@ class Core:
             WatchReplayed: self._replayed,
             Disconnected: self._disconnected,
             Tick: self._tick,
+            Received: self._pods_asked,
         }
 
     def handle(self, event: object, now_us: int) -> list[Effect]:
@@ -164,6 +166,12 @@ class Core:
     def _released(self, event: ReleaseAnswered) -> list[Effect]:
         self.releasing.answered(event)
         return []
+
+    # --- people ---
+
+    def _pods_asked(self, event: Received) -> list[Effect]:
+        assert isinstance(event.message, PodsQuery)
+        return [Reply(event.reply, about(event.message, self.releasing.pods, self.view, self.missing))]
 
     # --- the API server ---
 

@@ -42,6 +42,7 @@ from shared.messages import PlaceReply, PlaceRequest, Pod, State
 
 REMEMBERED: Final = 10_000
 """Answers to filter that a bind may follow."""
+_LATER: Final = sentences.plain("Later", sentences.LATER)
 _PLACED: Final = {State.HELD, State.PLACED, State.STARTED}
 
 
@@ -125,11 +126,21 @@ class Scheduling:
         key = (wanted.kind, known)
         if not known:
             return self._nothing_known(call, subject, key, now_us)
-        verdict = self._verdicts.get(key, self._view.world, now_us)
-        if verdict is not None and self._from_ledger(subject.uid) is None:  # else what it holds itself may do
-            return self._known_refusal(call, subject, key, verdict, now_us)
+        holds = self._from_ledger(subject.uid) is not None  # then what it holds itself may do
+        if not holds and (refused := self._without_asking(call, subject, key, now_us)):
+            return refused
         self._filtering[call.token] = _Filtering(subject, call.nodes, key, self._view.world, request.pods or ())
         return [AskPlace(call.token, request.model_copy(update={"candidates": tuple(sorted(known))}))]
+
+    def _without_asking(self, call: FilterAsked, subject: Subject, key: Key, now_us: int) -> list[Effect]:
+        """The refusal of a pod that holds nothing, where it is known or others come first; empty where it is not."""
+        verdict = self._verdicts.get(key, self._view.world, now_us)
+        if verdict is not None:
+            return self._known_refusal(call, subject, key, verdict, now_us)
+        if self.nudging.put_off(subject, _LATER, key, self._view.world, now_us):
+            self.counters["filter.later"] += 1
+            return [self._none(call.token, call.nodes, sentences.LATER, key[1])]
+        return []
 
     def _known_refusal(
         self, call: FilterAsked, subject: Subject, key: Key, verdict: Refusal, now_us: int

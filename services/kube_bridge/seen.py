@@ -8,10 +8,11 @@ from fractions import Fraction
 from typing import Any, Final
 
 from services.kube_bridge import resources
-from services.kube_bridge.asked import DEVICES, GROUP, NVIDIA, wants
+from services.kube_bridge.asked import DEVICES, GROUP, LABELS, NVIDIA, wants
 from services.kube_bridge.claims import claims_of
 from services.kube_bridge.gangs import Member, gang_of
 from shared.errors import FieldError
+from shared.messages.ledger import ContainerLabels
 from shared.units import MIB
 
 CONDITION: Final = f"{GROUP}Placed"
@@ -59,6 +60,10 @@ class PodSeen:
     """Of a gang; None also where its labels cannot be read."""
     claims: tuple[str, ...] = ()
     """Names of its claims (DRA), with their namespace."""
+    request_id: str | None = None
+    """Whose reservation its Binding gave it."""
+    unscheduled: str = ""
+    """Why its scheduler finds no node for it, in that one's words."""
     being_deleted: bool = False
 
     @property
@@ -85,6 +90,8 @@ class PodSeen:
             says=condition_of(pod),
             member=_member(pod),
             claims=tuple(claims_of(pod).values()),
+            request_id=_request_id(pod),
+            unscheduled=_unscheduled(pod),
             being_deleted="deletionTimestamp" in meta,
         )
 
@@ -130,10 +137,27 @@ class NodeSeen:
 
 def condition_of(pod: Mapping[str, Any]) -> Condition | None:
     """Our condition as it stands in the pod."""
+    return _condition(pod, CONDITION)
+
+
+def _condition(pod: Mapping[str, Any], kind: str) -> Condition | None:
     for one in (pod.get("status") or {}).get("conditions") or ():
-        if one["type"] == CONDITION:
+        if one["type"] == kind:
             return Condition(one["status"], one.get("reason") or "", one.get("message") or "")
     return None
+
+
+def _unscheduled(pod: Mapping[str, Any]) -> str:
+    said = _condition(pod, "PodScheduled")
+    return said.message or said.reason if said is not None and said.status == "False" else ""
+
+
+def _request_id(pod: Mapping[str, Any]) -> str | None:
+    text = (pod["metadata"].get("annotations") or {}).get(LABELS)
+    try:
+        return ContainerLabels.trusted(text.encode()).reservation.request_id if text else None
+    except FieldError:
+        return None
 
 
 def _member(pod: Mapping[str, Any]) -> Member | None:

@@ -20,6 +20,7 @@ UNREADABLE: Final = "laxity: the pod's resources or annotations contradict each 
 OVER: Final = "laxity: the place of this pod was given back, make a new pod"
 CHANGED: Final = "laxity: the pod asks for something else than when its place was held, make a new pod"
 GANG: Final = "laxity: waiting for the rest of its gang"
+LATER: Final = "laxity: pods of a higher priority that might fit now are tried first"
 NO_HOLD: Final = "laxity: no place is held for the pod on this node"
 NOT_BOUND: Final = "laxity: the pod was not bound, its condition says why"
 ELSEWHERE: Final = "laxity: the pod has its place on a node that is not offered"

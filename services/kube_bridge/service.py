@@ -10,7 +10,7 @@ from services.kube_bridge.numbers import METRICS as NUMBERS
 from services.kube_bridge.numbers import numbers
 from services.kube_bridge.settings import KubeBridgeSettings
 from shared.clock import SystemClock
-from shared.messages import BusEvent, KubeNodeFacts
+from shared.messages import BusEvent, KubeNodeFacts, PlaceReply, PodsQuery, PodsReply
 from shared.service import Every, Listen, Publishes, Service, run
 from shared.subjects import LEDGER, NODES, Subjects
 
@@ -23,10 +23,19 @@ SERVICE = Service(
     listens=(
         Listen(LEDGER, "watch", about="the requests of pods, and when something reserved goes"),
         Listen(NODES, "watch", about="which nodes have devices, and when that changes"),
+        Listen(
+            "pods",
+            "request",
+            PodsQuery,
+            about="where pods are bound, or why they are not",
+            queue="kube-bridge",
+            fault=PlaceReply.of_error,
+        ),
     ),
     publishes=(
         Publishes("metrics.<node>.kube", "metric", KubeNodeFacts, "a node as the API server shows it"),
         Publishes("events.bus.kube-bridge", "event", BusEvent, "where a pod and the ledger say different things"),
+        Publishes("(reply)", "reply", PodsReply, "to rt.pods"),
     ),
     every=(
         Every(SOON, 1_000_000, "releases that are due; nodes that changed, and every tenth of the others"),

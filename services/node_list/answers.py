@@ -66,6 +66,7 @@ def _listed(wanted: str, lists: Lists, view: NodeView, uuid: str, now_us: int) -
         reason=standing.reason,
         age_us=now_us - view.liveness.seen_us,
         unproven=standing.unproven,
+        closed=view.facts.closed if view.facts else None,
     )
 
 

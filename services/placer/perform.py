@@ -212,4 +212,4 @@ def gate_of(start: Start) -> str:
 
 def found_of(seen: Seen) -> Found:
     """What a backend saw, as the core hears of it."""
-    return Found(seen.node, seen.container, seen.labels, seen.state == "running", seen.exit_code)
+    return Found(seen.node, seen.container, seen.labels, seen.state == "running", seen.exit_code, seen.cause)

@@ -2,7 +2,7 @@
 
 from shared.deadlines import Standing
 from shared.messages.base import MAX_BODY_BYTES, Message
-from shared.messages.kube import KubeNodeFacts, Taint
+from shared.messages.kube import KubeNodeFacts, PodFound, PodsQuery, PodsReply, Taint
 from shared.messages.learned import LearnedProfile, LearnedTimes
 from shared.messages.ledger import (
     SHARE_WHOLE_MICRO,
@@ -136,6 +136,9 @@ __all__ = [
     "Placement",
     "PlannedMove",
     "Pod",
+    "PodFound",
+    "PodsQuery",
+    "PodsReply",
     "Realtime",
     "Reason",
     "Regime",

@@ -43,3 +43,38 @@ class KubeNodeFacts(Message):
     """It claims resources of laxity.dev: its kubelet would choose devices itself, so nothing is placed there."""
     gone: bool = False
     """There is no such node any more."""
+
+
+class PodsQuery(Message):
+    """rt.pods: what is known of the pods of one name."""
+
+    name: Name
+    namespace: Name | None = None
+    """None: in all namespaces."""
+
+
+class PodFound(Message):
+    """One pod, by what the API server shows of it and the ledger says of its place."""
+
+    namespace: str
+    name: str
+    uid: str
+    request_id: str | None
+    """The request that it is part of; None where it asks for nothing of ours."""
+    node: str | None
+    """Where it is bound."""
+    devices: str | None
+    """By its annotation: ``void`` before it is bound."""
+    ended: bool
+    status: str | None = None
+    reason: str | None = None
+    message: str | None = None
+    """Of its condition laxity.dev/Placed: why it has no place, or where it is, in numbers. None: nothing was said."""
+    unscheduled: str | None = None
+    """Why it has no node, as its scheduler says."""
+
+
+class PodsReply(Message):
+    pods: tuple[PodFound, ...] = ()
+    not_loaded: tuple[str, ...] = ()
+    """What has to be read before anything can be said."""

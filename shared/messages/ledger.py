@@ -111,6 +111,8 @@ class ReplicaRecord(Message):
     node: str | None = None
     devices: tuple[str, ...] = ()
     exit_code: int | None = None
+    end_reason: str | None = None
+    """Of what it ended: OOMKilled, Evicted, SIGSEGV, …; None where no more than the exit code is known."""
     size: Size | None = None
     """What it has, where that is not what the body says."""
     resizing: Size | None = None
@@ -164,6 +166,7 @@ class RequestRecord(Message):
     """Nodes that failed to start it."""
     reasons: tuple[Reason, ...] = ()
     exit_code: int | None = None
+    end_reason: str | None = None
     unproven: bool = False
     measured: str | None = None
     """By which measured response times a firm one is placed."""

@@ -259,6 +259,8 @@ class ListedDevice(Message):
     reason: str | None
     age_us: int
     unproven: bool = False
+    closed: str | None = None
+    """Why Kubernetes lets nothing new onto its node, as in NodeFacts."""
 
 
 class NodesReply(Message):

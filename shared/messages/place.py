@@ -281,6 +281,9 @@ class PlaceReply(Message):
     """Moves of others, in their order, after which it would fit. Of a dry run nothing is moved. Of rt.defragment they
     are begun one after another, each planned again as things are then."""
     exit_code: int | None = None
+    end_reason: str | None = None
+    """Of what it ended, as its backend says in one word: OOMKilled, Evicted, DeadlineExceeded, NodeLost, SIGSEGV, …;
+    None where no more than the exit code is known."""
     unproven: bool = False
     """A firm deadline was admitted on its declaration, before it was measured."""
     measured: str | None = None
@@ -364,4 +367,6 @@ class PlaceEvent(Message):
     moves: tuple[PlannedMove, ...] = ()
     """Of ``moving`` and ``moved``: which replica, from where to where."""
     exit_code: int | None = None
+    end_reason: str | None = None
+    """As in PlaceReply; of one that is ``waiting`` to be started again this and ``exit_code`` say how it ended."""
     detail: str | None = None

@@ -12,6 +12,7 @@ from services.placer.backends.base import Seen, StartSpec
 from services.placer.backends.docker import DockerBackend
 from services.placer.backends.docker_options import DockerEngine, DockerOptions
 from services.placer.backends.docker_spec import LABELS, create_body
+from services.placer.core.containers import Cause
 from shared.errors import BackendError
 from shared.messages.ledger import ContainerLabels, Reservation
 from shared.messages.place import PlaceRequest
@@ -322,8 +323,7 @@ async def test_a_container_that_takes_too_much_memory_is_seen_as_killed(options:
     async with watched(backend) as posts:
         await backend.start(spec("python", "-c", "bytearray(1 << 30)", memory=16))
         await until(lambda: bool(posts))
-    assert [("exited", 137)] == [(seen.state, seen.exit_code) for seen in posts]
-    assert inspect(engine_name(options))["State"]["OOMKilled"]
+    assert [("exited", 137, Cause("OOMKilled"))] == [(seen.state, seen.exit_code, seen.cause) for seen in posts]
 
 
 async def test_one_that_exits_at_once_runs_once_and_its_code_is_seen(options: DockerOptions, make: Make) -> None:

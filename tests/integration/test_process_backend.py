@@ -18,6 +18,7 @@ import pytest
 from services.placer.backends import cgroups
 from services.placer.backends.base import Seen, StartSpec
 from services.placer.backends.process import ProcessBackend, ProcessOptions
+from services.placer.core.containers import Cause
 from shared.devices import cpu_device_uuid
 from shared.errors import BackendError
 from shared.messages.ledger import ContainerLabels, Reservation
@@ -159,9 +160,17 @@ async def test_python_in_a_command_is_the_one_that_has_the_sdk(backend: ProcessB
 
 
 async def test_exit_codes_and_signals_come_back(backend: ProcessBackend) -> None:
-    for command, code in {"exit 0": 0, "exit 255": 255, "kill -9 $$": 137, "kill -15 $$": 143}.items():
+    for command, code, cause in (
+        ("exit 0", 0, None),
+        ("exit 255", 255, None),
+        ("exit 137", 137, None),
+        ("kill -9 $$", 137, Cause("SIGKILL")),
+        ("kill -15 $$", 143, Cause("SIGTERM")),
+        ("kill -35 $$", 163, Cause("signal 35")),
+    ):
         await backend.start(spec("sh", "-c", command))
-        assert code == (await exited(backend)).exit_code
+        seen = await exited(backend)
+        assert (code, cause) == (seen.exit_code, seen.cause)
         await backend.remove(NODE, BOX)
 
 

@@ -67,6 +67,10 @@ class Bridged:
     def _token(self, account: str) -> Path:
         return self.folder / f"{account}.token"
 
+    def use_token(self, account: str, token: str) -> None:
+        """What is started from now on asks the API server with it."""
+        self._token(account).write_text(token)
+
     def bridge(self, name: str = "b1", **env: str) -> Extender:
         return Extender(self._stack.enter_context(self.bridge_process(name, **env)))
 

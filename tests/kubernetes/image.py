@@ -16,12 +16,13 @@ IMAGE = "laxity.test/box:local"
 """What pods of tests run, and what the kubelet's pods wait in."""
 APPLETS = ("sh", "sleep", "cat", "env", "echo", "true", "false", "dd", "tail", "id", "ls", "mkdir", "head")
 ROOT = Path(__file__).parents[2]
-MARKS = ROOT / "tests" / "laxity_h" / "marks.c"
+PROGRAMS = {"marks": ROOT / "tests" / "laxity_h" / "marks.c", "turns": ROOT / "tests" / "kubernetes" / "turns.c"}
+"""By their names in the image: one writes a ring of tasks, the other takes turns at a gate."""
 
 
 def pack(target: Path) -> bool:
-    """Write the tar; True where it has ``marks`` in it too, a program that writes a ring of tasks."""
-    layer, has_marks = _layer()
+    """Write the tar; True where it has PROGRAMS in it too."""
+    layer, has_programs = _layer()
     config = json.dumps(
         {
             "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine()),
@@ -37,7 +38,7 @@ def pack(target: Path) -> bool:
             entry = tarfile.TarInfo(path)
             entry.size = len(body)
             tar.addfile(entry, io.BytesIO(body))
-    return has_marks
+    return has_programs
 
 
 def _layer() -> tuple[bytes, bool]:
@@ -52,21 +53,22 @@ def _layer() -> tuple[bytes, bool]:
             entry = tarfile.TarInfo(f"bin/{applet}")
             entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
             tar.addfile(entry)
-        marks = _marks()
-        if marks is not None:
-            entry = tarfile.TarInfo("bin/marks")
-            entry.mode, entry.size = 0o755, len(marks)
-            tar.addfile(entry, io.BytesIO(marks))
-    return packed.getvalue(), marks is not None
+        programs = {name: _compiled(source) for name, source in PROGRAMS.items()}
+        for name, body in programs.items():
+            if body is not None:
+                entry = tarfile.TarInfo(f"bin/{name}")
+                entry.mode, entry.size = 0o755, len(body)
+                tar.addfile(entry, io.BytesIO(body))
+    return packed.getvalue(), None not in programs.values()
 
 
-def _marks() -> bytes | None:
+def _compiled(source: Path) -> bytes | None:
     """None where there is no C compiler with a static C library."""
     if shutil.which("cc") is None:
         return None
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder, "marks")
+        made = Path(folder, "program")
         include = ROOT / "sdk" / "src" / "laxity"
-        command = ["cc", "-O2", "-static", "-pthread", f"-I{include}", str(MARKS), "-o", str(made)]
+        command = ["cc", "-O2", "-static", "-pthread", f"-I{include}", str(source), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, check=False, timeout=60)
         return made.read_bytes() if done.returncode == 0 else None

@@ -24,7 +24,7 @@ class Machine:
         self._admin = admin
         self._key = folder.parent.name
         self.logs = folder / "pod-logs"
-        self.has_marks = False
+        self.has_programs = False
         self._socket = folder / "c.sock"
         self.containerd = Part("containerd", ["containerd", "--config", str(self._containerd())], folder, self._serves)
         config = self._kubelet()
@@ -38,7 +38,7 @@ class Machine:
         _make_groups(self._key)
         self.containerd.start()
         packed = self.folder / "box.tar"
-        self.has_marks = pack(packed)
+        self.has_programs = pack(packed)
         self._ctr("images", "import", str(packed))
         self.kubelet.start()
         # no controller manager may be there to take away the taint that a new node has

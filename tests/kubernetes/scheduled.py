@@ -38,6 +38,8 @@ class Scheduled(Bridged):
 
     brains: list[Brain]
     placers: list[ServiceProcess]
+    patience = "5s"
+    """kube-scheduler's, for an answer of the extender."""
     _nodes: tuple[str, ...] = ()
 
     @property
@@ -81,7 +83,7 @@ class Scheduled(Bridged):
                 **LEASE,
             },
         }
-        part = await asyncio.to_thread(self.kube.scheduler, profile(extender.url) | told, name)
+        part = await asyncio.to_thread(self.kube.scheduler, profile(extender.url, self.patience) | told, name)
         self._stack.callback(part.kill)
         return Brain(extender, part)
 
@@ -106,6 +108,15 @@ def scheduled(found: Json) -> Json:
     """What kube-scheduler itself says of a pod."""
     conditions = found["status"].get("conditions", [])
     return next((each for each in conditions if each["type"] == "PodScheduled"), {})
+
+
+def bound(kube: KubeCluster, pods: str, prefix: str) -> dict[str, str]:
+    """Nodes of the pods that have one, by name."""
+    return {
+        name: each["spec"]["nodeName"]
+        for each in kube.admin.items(pods)
+        if (name := each["metadata"]["name"]).startswith(prefix) and each["spec"].get("nodeName")
+    }
 
 
 async def persist(ask: Callable[[], T]) -> T:

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.kubernetes.api import Api
 from tests.kubernetes.installed import Installed, binding, pod
-from tests.manifests import OVERLAYS, ROOT, rules
+from tests.kubernetes.rights import Right, may, rights_of
+from tests.manifests import OVERLAYS, ROOT
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(120)]
 
 ACCOUNTS = ["laxity/placer", "laxity/scheduler", "laxity/node-list", "laxity/deadline-tracker", "laxity/nats"]
 ACCOUNTS += ["laxity-nodes/monitor"]
 VERBS = ["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"]
-GIVEN = [
-    (account, where, group, resource, verb, (rule.get("resourceNames") or [""])[0])
-    for account, where, rule in rules("ha")
-    for group in rule["apiGroups"]
-    for resource in rule["resources"]
-    for verb in rule["verbs"]
-]
-
-
-def may(api: Api, where: str, group: str, resource: str, verb: str, name: str = "") -> bool:
-    """What the API server says when an account asks for itself."""
-    kind, _, sub = resource.partition("/")
-    asked = {"namespace": where, "group": group, "resource": kind, "subresource": sub, "verb": verb, "name": name}
-    body = {"spec": {"resourceAttributes": asked}}
-    found = api.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body)
-    return bool(found["status"]["allowed"])
+GIVEN = [(account, right) for account in ACCOUNTS for right in rights_of(account)]
 
 
 def account(installed: Installed, name: str) -> Api:
@@ -47,7 +35,7 @@ def test_the_api_server_takes_every_overlay(installed: Installed, overlay: str) 
 def test_KU15_every_right_in_the_manifests_is_given(installed: Installed) -> None:
     apis = {name: account(installed, name) for name in ACCOUNTS}
 
-    assert [] == [given for given in GIVEN if not may(apis[given[0]], *given[1:])]
+    assert [] == [(name, right) for name, right in GIVEN if not may(apis[name], right)]
 
 
 @pytest.mark.parametrize(
@@ -56,20 +44,19 @@ def test_KU15_every_right_in_the_manifests_is_given(installed: Installed) -> Non
 def test_KU15_no_right_is_given_that_is_not_in_the_manifests(installed: Installed, name: str) -> None:
     """Of all that any account has to do with, in our namespaces and in a user's."""
     api = account(installed, name)
-    given = {(where, group, resource, verb) for who, where, group, resource, verb, _ in GIVEN if who == name}
-    kinds = {(group, resource) for _, _, group, resource, _, _ in GIVEN} | {("", "secrets"), ("", "pods/exec")}
+    given = set(rights_of(name))
+    kinds = {(right.group, right.resource) for _, right in GIVEN} | {("", "secrets"), ("", "pods/exec")}
 
     found = {
-        (where, group, resource, verb)
+        right
         for where in ("laxity", "laxity-nodes", "laxity-pods", "shop")
         for group, resource in kinds
         for verb in VERBS
-        if may(api, where, group, resource, verb)
+        if may(api, right := Right(where, group, resource, verb))
     }
 
-    everywhere = {each[1:] for each in given if not each[0]}
-    assert set() == {each for each in found if each not in given and each[1:] not in everywhere}
-    assert {each for each in given if each[0]} <= found
+    assert set() == {right for right in found if not given & {right, replace(right, where="")}}
+    assert {right for right in given if right.where} <= found
 
 
 def forbidden(answer: tuple[int, object]) -> bool:

@@ -40,7 +40,7 @@ def node(installed: Installed) -> Machine:
     if reason := missing_node():
         pytest.skip(reason)
     machine = installed.kube.kubelet()
-    if not machine.has_marks:
+    if not machine.has_programs:
         pytest.skip("no C compiler with a static C library")
     return machine
 

@@ -13,7 +13,7 @@ from shared.testing.wait import until
 from tests.kubernetes.api import ApiRefusedError, Json
 from tests.kubernetes.bridged import condition, pod
 from tests.kubernetes.cluster import KubeCluster
-from tests.kubernetes.scheduled import Scheduled, persist, scheduled
+from tests.kubernetes.scheduled import Scheduled, bound, persist, scheduled
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(240)]
 
@@ -172,15 +172,6 @@ async def test_where_a_pod_may_go_is_said_by_kubernetes_affinity_taints_and_othe
     await until(lambda: "taint" in scheduled(kube.admin.get(f"{pods}/{waits}")).get("message", ""), 40)
     kube.admin.patch("/api/v1/nodes/k1", {"spec": {"taints": None}})
     assert "k1" == (await cluster.until_bound(f"{pods}/{waits}"))["spec"]["nodeName"]
-
-
-def bound(kube: KubeCluster, pods: str, prefix: str) -> dict[str, str]:
-    """Nodes of the pods that have one, by name."""
-    return {
-        name: each["spec"]["nodeName"]
-        for each in kube.admin.items(pods)
-        if (name := each["metadata"]["name"]).startswith(prefix) and each["spec"].get("nodeName")
-    }
 
 
 async def test_a_pod_goes_where_its_volume_is(cluster: Scheduled, kube: KubeCluster, pods: str) -> None:

@@ -17,6 +17,7 @@ PODS = "/api/v1/namespaces/shop/pods"
 DEVICES = "laxity.dev/devices"
 FROM_DEVICES = {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.annotations['{DEVICES}']"}}}
 FROM_LABEL = {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.labels['laxity.dev/container']"}}}
+FROM_GATED = {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.annotations['laxity.dev/gated']"}}}
 GPU = {"laxity.dev/gpu-milli": "250", "laxity.dev/gpu-mib": "4096"}
 numbers = itertools.count()
 
@@ -71,7 +72,7 @@ def test_KU23_KU25_every_container_has_one_entry_and_it_is_that_of_the_annotatio
 def test_KU24_a_pod_begins_with_void_and_the_placers_binding_says_what_it_has(installed: Installed, name: str) -> None:
     assert "void" == installed.alice.create(PODS, pod(name, limits=GPU))["metadata"]["annotations"][DEVICES]
 
-    written = {DEVICES: "GPU-1", "laxity.dev/generation": "1", "laxity.dev/labels": "{}"}
+    written = {DEVICES: "GPU-1", "laxity.dev/generation": "1", "laxity.dev/labels": "{}", "laxity.dev/gated": "1"}
     body = binding(name, "node-1", written)
     body["metadata"]["labels"] = {"laxity.dev/container": name}
     installed.kube.api_of("laxity", "placer").create(f"{PODS}/{name}/binding", body)
@@ -79,6 +80,15 @@ def test_KU24_a_pod_begins_with_void_and_the_placers_binding_says_what_it_has(in
     found = installed.kube.admin.get(f"{PODS}/{name}")
     assert ("node-1", "GPU-1") == (found["spec"]["nodeName"], found["metadata"]["annotations"][DEVICES])
     assert written.items() <= found["metadata"]["annotations"].items()
+
+
+@pytest.mark.parametrize(("gate", "told"), [("true", [FROM_GATED]), ("false", [{"value": "mine"}])])
+def test_one_that_says_gate_is_told_by_its_binding_whether_its_device_has_one(
+    installed: Installed, name: str, gate: str, told: list[Json]
+) -> None:
+    mine = [{"name": "LAXITY_GATE", "value": "mine"}]
+    made = installed.alice.create(PODS, pod(name, {"laxity.dev/gate": gate}, limits=GPU, env=mine))
+    assert told == entries(made["spec"]["containers"][0])["LAXITY_GATE"]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +178,7 @@ def test_the_example_of_a_deployment_is_taken(installed: Installed) -> None:
 # --- who may say which devices ---
 
 
-@pytest.mark.parametrize("key", [DEVICES, "laxity.dev/generation", "laxity.dev/labels"])
+@pytest.mark.parametrize("key", [DEVICES, "laxity.dev/gated", "laxity.dev/generation", "laxity.dev/labels"])
 @pytest.mark.parametrize("scheduler", ["laxity", None])
 def test_KU20_no_user_makes_a_pod_with_devices(
     installed: Installed, name: str, key: str, scheduler: str | None

@@ -78,7 +78,7 @@ def looks(node: Machine, tmp_path: Path) -> Iterator[Looks]:
 def test_tasks_of_a_pod_are_read_with_its_labels_and_it_ends_with_nothing_left(
     installed: Installed, node: Machine, looks: Looks, tmp_path: Path
 ) -> None:
-    if not node.has_marks:
+    if not node.has_programs:
         pytest.skip("no C compiler with a static C library")
     labels = labels_of(tmp_path / "made", "laxity-1", realtime=GATED, device="GPU-1") / "container.json"
     command = ["sh", "-c", "env; marks golden; sleep 600"]

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(240)]
 @pytest.fixture
 def nats_url(kube: KubeCluster, machine: Machine, tmp_path: Path) -> Iterator[str]:
     """Of a server with all services, whose monitor looks after the real node with made-up devices."""
-    if not machine.has_marks:
+    if not machine.has_programs:
         pytest.skip("no C compiler with a static C library")
     told = {
         "placer": {

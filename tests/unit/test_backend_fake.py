@@ -87,11 +87,11 @@ async def test_it_exits_when_and_how_it_is_told(fake: FakeBackend, clock: Manual
 async def test_a_watcher_hears_of_an_exit_at_its_time(fake: FakeBackend, clock: ManualClock) -> None:
     async with watched(fake) as posts:
         await clock.advance(0)
-        await fake.start(spec(FAKE_EXIT_AFTER_US="40000", FAKE_EXIT_CODE="3"))
+        await fake.start(spec(FAKE_EXIT_AFTER_US="40000", FAKE_EXIT_CODE="3", FAKE_END_REASON="Evicted"))
         await clock.advance(39_999)
         assert [] == posts
         await clock.advance(1)
-        assert [3] == [post.exit_code for post in posts]
+        assert [(3, "Evicted")] == [(post.exit_code, str(post.cause)) for post in posts]
         await clock.advance(1_000_000)
         assert [3] == [post.exit_code for post in posts]
 

@@ -13,6 +13,7 @@ from services.placer.backends.docker_options import DockerOptions
 from services.placer.backends.docker_secrets import registry_auth
 from services.placer.backends.docker_spec import create_body, engine_name, labels_of, line_of, seen_of, tagged
 from services.placer.core.capabilities import Capabilities
+from services.placer.core.containers import Cause
 from shared.errors import BackendError
 from shared.messages.ledger import ContainerLabels, Reservation
 from shared.messages.place import PlaceRequest
@@ -236,3 +237,14 @@ def test_a_stream_that_is_cut_within_a_line_says_nothing() -> None:
 def test_an_exit_code_without_a_time_of_the_end_is_one_that_nobody_saw(finished: str, code: int | None) -> None:
     state = {"Running": False, "Status": "exited", "ExitCode": 0, "FinishedAt": finished}
     assert code == seen_of({"Name": "/box", "Config": {"Labels": {}}, "State": state}, "").exit_code
+
+
+@pytest.mark.parametrize(
+    ("code", "killed", "cause"),
+    [(137, True, Cause("OOMKilled")), (1, True, Cause("OOMKilled")), (0, True, None), (137, False, None)],
+)
+def test_one_that_memory_ended_says_so_and_one_that_only_lost_a_child_does_not(
+    code: int, killed: bool, cause: Cause | None
+) -> None:
+    state = {"Running": False, "ExitCode": code, "FinishedAt": "2026-11-29T19:02:59Z", "OOMKilled": killed}
+    assert cause == seen_of({"Name": "/box", "Config": {"Labels": {}}, "State": state}, "").cause

@@ -58,6 +58,31 @@ def test_an_exit_code_is_what_somebody_saw_and_else_unknown(found: dict[str, Any
     assert code == told.exit_code(found)
 
 
+def disrupted(reason: str, status: str = "True") -> list[dict[str, Any]]:
+    return [{"type": "DisruptionTarget", "status": status, "reason": reason, "message": "Eviction API: evicting"}]
+
+
+@pytest.mark.parametrize(
+    "found, cause",
+    [
+        (pod("Succeeded", ended(0, "Completed")), None),
+        (pod("Failed", ended(0, "Completed"), ended(7)), "Error"),
+        (pod("Failed", ended(0, "Completed"), ended(137, "OOMKilled"), ended(1)), "OOMKilled"),
+        (pod("Failed", ended(137, "ContainerStatusUnknown")), "ContainerStatusUnknown"),
+        (pod("Failed", ended(137), reason="Evicted", message="low on memory"), "Evicted: low on memory"),
+        (pod("Failed", ended(143), reason="DeadlineExceeded"), "DeadlineExceeded"),
+        (pod("Failed", reason="NodeLost"), "NodeLost"),
+        (
+            pod("Failed", ended(143), conditions=disrupted("EvictionByEvictionAPI")),
+            "EvictionByEvictionAPI: Eviction API: evicting",
+        ),
+        (pod("Failed", ended(2), conditions=disrupted("DeletionByPodGC", "False")), "Error"),
+    ],
+)
+def test_what_befell_a_pod_is_said_before_what_its_containers_ended_of(found: dict[str, Any], cause: str) -> None:
+    assert str(cause) == str(told.cause(found))
+
+
 @pytest.mark.parametrize(
     "found, reason",
     [

@@ -10,7 +10,7 @@ each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 
 RIGHTS = {
     "laxity/placer": {
-        ("", "", "nodes", "get list watch"),
+        ("", "", "nodes", "get"),
         ("", "", "pods", "get list watch"),
         ("", "", "pods/binding", "create"),
         ("", "", "pods/eviction", "create"),
@@ -18,7 +18,7 @@ RIGHTS = {
         ("laxity-pods", "", "pods/resize", "patch"),
     },
     "laxity/scheduler": {
-        ("", "", "nodes", "get list watch"),
+        ("", "", "nodes", "list watch"),
         ("", "", "pods", "get list watch"),
         ("", "", "pods/binding", "create"),
         ("", "", "pods/status", "patch"),

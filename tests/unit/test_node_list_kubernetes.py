@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 
+from cli.nodes import row
 from services.node_list.kubernetes import closed, merged
 from services.node_list.liveness import Liveness
 from services.node_list.nodes import NodeView, Policy
 from services.node_list.standing import ClassTask
 from shared.admission import Learned
+from shared.effects import Received
 from shared.messages import DeviceMetrics, KubeNodeFacts, Measured, NodeMetrics, Regime, Taint
 from tests.placer_world import World
+from tests.unit.test_node_list_core import Harness, device
 from tests.unit.test_placer_pods import POD
 
 TOLERATED = ("nvidia.com/gpu",)
@@ -118,6 +121,19 @@ def test_a_closed_node_takes_nothing_new_but_the_pods_that_kubernetes_sends() ->
     assert "held" == world.place("p1", request_id="u-1", command=None, pods=[POD], hold_us=1_000_000).outcome
     world.add_node("n1")
     assert "placed" == world.place("p1", request_id="b").outcome
+
+
+def test_the_list_and_its_reader_say_which_nodes_are_closed_and_why() -> None:
+    it = Harness()
+    for node in ("n1", "n2"):
+        it.beat(node, device("g0"), times=2)
+    it.tell(Received("rt.metrics.n2.kube", kube(node="n2", unschedulable=True)))
+    it.wait(1_000_000, beating=("n1", "n2"))
+    it.listed()
+
+    shown = {each.node: row(1, each) for each in it.replies[-1].body.devices}
+    assert {"n1": "guaranteed", "n2": "guaranteed (closed)"} == {node: str(cells[3]) for node, cells in shown.items()}
+    assert {"n1": "", "n2": "cordoned"} == {node: cells[-1] for node, cells in shown.items()}
 
 
 # --------------------------------------------------------------------------- devices that others gave away

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from services.placer.core.containers import Start
+from services.placer.core.containers import Cause, Start
 from services.placer.core.intents import Rules
 from shared.effects import Received, Tick
-from shared.messages import ConfirmRequest, Reservation, State
+from shared.messages import ConfirmRequest, PlaceEvent, Reservation, State
 from tests.placer_world import SECOND, WALL, World, led, request
 
 
@@ -151,6 +151,42 @@ def test_restart_on_failure_means_a_new_generation_after_a_code_other_than_0(
 
     assert state == world.record("a").state
     assert [2 if code else 1] == [each.generation for each in world.record("a").replicas]
+
+
+def steps(world: World) -> list[PlaceEvent]:
+    return [each.body for each in world.events if isinstance(each.body, PlaceEvent)]
+
+
+def test_what_a_container_ended_of_is_in_its_record_its_event_and_its_detail(world: World) -> None:
+    world.place("p1")
+    world.end(world.running()[0], 137, cause=Cause("Evicted", "the node was low on memory"))
+    world.pass_time(3)
+
+    assert ("Evicted", "Evicted") == (world.record("a").end_reason, world.record("a").replicas[0].end_reason)
+    event = steps(world)[-1]
+    assert ("exited", 137, "Evicted") == (event.state, event.exit_code, event.end_reason)
+    assert "exit code 137 (Evicted: the node was low on memory)" in str(event.detail)
+
+
+def test_one_that_waits_to_be_started_again_says_how_it_ended_and_the_next_one_does_not(world: World) -> None:
+    world.place("p1", restart="on_failure")
+    world.end(world.running()[0], 137, cause=Cause("OOMKilled"))
+    world.pass_time(3)
+
+    waiting, *after = steps(world)[3:]
+    assert ("waiting", 137, "OOMKilled") == (waiting.state, waiting.exit_code, waiting.end_reason)
+    assert [("placed", None), ("started", None)] == [(event.state, event.end_reason) for event in after]
+
+
+def test_of_several_the_first_that_failed_says_why(world: World) -> None:
+    world.place("p1", replicas=3, gpu={"share": 0.1})
+    first, second, third = world.running()
+    world.end(second, 139, cause=Cause("SIGSEGV"))
+    world.end(third, 1, cause=Cause("Error"))
+    world.end(first, 0, cause=Cause("EvictionByEvictionAPI"))
+    world.pass_time(3)
+
+    assert (139, "SIGSEGV") == (world.record("a").exit_code, world.record("a").end_reason)
 
 
 def test_restarts_back_off(world: World) -> None:

@@ -22,7 +22,8 @@ def test_a_node_that_is_gone_gives_back_all_that_is_reserved_there() -> None:
     reply = gone(world, "n1")
     assert ("gone", 3) == (reply.outcome, reply.freed)
     assert () == world.reservations()["n1"]
-    assert (State.EXITED, None) == (world.record("job").state, world.record("job").exit_code)
+    job = world.record("job")
+    assert (State.EXITED, None, "NodeLost") == (job.state, job.exit_code, job.end_reason)
     assert ["replica 0 ended on n1 with its node, which is gone, an operator says"] == details(world, "job")
     assert State.RELEASED == world.record("leaves").state
     world.pass_time(3)

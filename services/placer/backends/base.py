@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from services.placer.core.capabilities import Capabilities
+from services.placer.core.containers import Cause
 from shared.messages.ledger import ContainerLabels
 from shared.messages.nodes import Regime
 from shared.messages.place import PlaceRequest
@@ -52,6 +53,8 @@ class Seen:
     state: Literal["running", "exited"]
     exit_code: int | None = None
     """Of an exited one; 128 + signal where a signal ended it; None where nobody saw the end (unknown, not 0)."""
+    cause: Cause | None = None
+    """Of an exited one: what it ended of, where more is known than its code."""
     pid: int | None = None
     """Of the command, where it is a process of this machine and runs."""
 

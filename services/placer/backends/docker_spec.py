@@ -18,6 +18,7 @@ from services.placer.backends.docker_options import DockerEngine, DockerOptions
 from services.placer.backends.docker_secrets import secret_of
 from services.placer.backends.folder import RING_ENDED
 from services.placer.backends.process import THREADS
+from services.placer.core.containers import Cause
 from shared.devices import core_of
 from shared.errors import BackendError, FieldError, clip
 from shared.messages.ledger import ContainerLabels
@@ -360,4 +361,7 @@ def seen_of(found: dict[str, Any], scope: str) -> Seen:
         return Seen(node, container, labels, "running")
     # An engine that lost sight of one may say 0 when it is started again, and no time (moby issue 45788).
     nobody_saw = str(found["State"]["FinishedAt"]).startswith(_NEVER)
-    return Seen(node, container, labels, "exited", exit_code=None if nobody_saw else found["State"]["ExitCode"])
+    code = None if nobody_saw else found["State"]["ExitCode"]
+    # The engine says so too where only a child was killed, and the command went on and ended well.
+    cause = Cause("OOMKilled") if code != 0 and found["State"].get("OOMKilled") else None
+    return Seen(node, container, labels, "exited", exit_code=code, cause=cause)

@@ -8,6 +8,7 @@ FAKE_START_FAILS          the first n generations fail to start; ``always``: all
 FAKE_START_US             how long a start takes
 FAKE_EXIT_AFTER_US        it exits by itself that long after its start
 FAKE_EXIT_CODE            with this code (0)
+FAKE_END_REASON           and of this, in a word
 FAKE_IGNORE_TERM          ``1``: a stop takes the whole grace
 FAKE_MOST_MEMORY_MIB      it refuses to be given more
 ========================  ========================================================================================
@@ -30,6 +31,7 @@ from services.placer.backends.base import Seen, StartSpec
 from services.placer.backends.folder import folder_name, mark_ended, write_whole
 from services.placer.backends.wake import Wake
 from services.placer.core.capabilities import Capabilities
+from services.placer.core.containers import Cause
 from shared.clock import Clock, SystemClock
 from shared.errors import BackendError, FieldError
 from shared.messages.base import Message
@@ -58,6 +60,7 @@ class Behaviour(Message):
     start_us: int = Field(default=0, ge=0)
     exit_after_us: int | None = Field(default=None, ge=0)
     exit_code: int = 0
+    end_reason: str | None = None
     ignore_term: bool = False
     most_memory_mib: int | None = Field(default=None, ge=0)
 
@@ -71,6 +74,7 @@ class Behaviour(Message):
             start_us=_number("FAKE_START_US", env.get("FAKE_START_US", "0")),
             exit_after_us=None if after is None else _number("FAKE_EXIT_AFTER_US", after),
             exit_code=_number("FAKE_EXIT_CODE", env.get("FAKE_EXIT_CODE", "0")),
+            end_reason=str(env["FAKE_END_REASON"]) if "FAKE_END_REASON" in env else None,
             ignore_term=env.get("FAKE_IGNORE_TERM", "") == "1",
             most_memory_mib=None if most is None else _number("FAKE_MOST_MEMORY_MIB", most),
         )
@@ -82,6 +86,7 @@ class _Record(Message):
     labels: ContainerLabels
     exit_at_us: int | None
     exit_code: int | None
+    end_reason: str | None = None
     ignore_term: bool
     most_memory_mib: int | None = None
 
@@ -89,7 +94,8 @@ class _Record(Message):
         exited = self.exit_at_us is not None and self.exit_at_us <= now_us
         node, container = self.labels.node, self.labels.container
         if exited:
-            return Seen(node, container, self.labels, "exited", exit_code=self.exit_code)
+            cause = Cause(self.end_reason) if self.end_reason else None
+            return Seen(node, container, self.labels, "exited", exit_code=self.exit_code, cause=cause)
         return Seen(node, container, self.labels, "running")
 
 
@@ -213,12 +219,12 @@ class FakeBackend:
         if found.exit_at_us is not None:
             self._look()
 
-    def kill(self, node: str, container: str, exit_code: int | None = 137) -> None:
+    def kill(self, node: str, container: str, exit_code: int | None = 137, end_reason: str | None = None) -> None:
         """What the world does to a container: it ends now, with that code (None: nobody saw it)."""
         path = self._path(node, container)
         if (found := self._load(path)) is None:
             raise BackendError(f"{container} is not on {node}")
-        update = {"exit_at_us": self._clock.now_us(), "exit_code": exit_code}
+        update = {"exit_at_us": self._clock.now_us(), "exit_code": exit_code, "end_reason": end_reason}
         write_whole(path, found.model_copy(update=update).model_dump_json().encode())
         self._look()
 
@@ -242,6 +248,7 @@ class FakeBackend:
             labels=spec.labels,
             exit_at_us=None if after_us is None else self._clock.now_us() + after_us,
             exit_code=behaviour.exit_code,
+            end_reason=behaviour.end_reason,
             ignore_term=behaviour.ignore_term,
             most_memory_mib=behaviour.most_memory_mib,
         )

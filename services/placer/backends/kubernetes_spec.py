@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from services.placer.backends.base import Seen, StartSpec
 from services.placer.backends.kubernetes_options import KubernetesOptions
+from services.placer.core.containers import Cause
 from shared.errors import BackendError, FieldError, clip
 from shared.messages.ledger import ContainerLabels
 from shared.messages.place import PlaceRequest, Secret
@@ -21,7 +22,9 @@ MAIN = "main"
 SCHEDULER = "laxity-direct"
 """No scheduler has this name, so that nobody else binds a pod of ours; admission policies know it by that."""
 DEVICES, LABELS, GENERATION = "laxity.dev/devices", "laxity.dev/labels", "laxity.dev/generation"
-"""Annotations that a Binding carries, which the API server writes with the node's name or not at all."""
+GATED = "laxity.dev/gated"
+"""Annotations that a Binding carries, which the API server writes with the node's name or not at all. The last is what
+LAXITY_GATE is told: only who chose the devices knows whether they have a gate."""
 CONTAINER = "laxity.dev/container"
 """The label by which pods with a reservation are found; a Binding carries it too."""
 OURS = {"app.kubernetes.io/managed-by": "laxity"}
@@ -138,6 +141,7 @@ def binding_body(spec: StartSpec, name: str, uid: str) -> Json:
         DEVICES: devices_of(labels),
         GENERATION: str(labels.reservation.generation),
         LABELS: labels.to_json().decode(),
+        GATED: spec.env.get("LAXITY_GATE", "0"),
     }
     size = sum(len(key) + len(value.encode()) for key, value in annotations.items())
     if size > MOST_BYTES:
@@ -334,13 +338,27 @@ def exit_code(pod: Json) -> int | None:
     return next((code for code in codes if code), 0) if codes else None
 
 
+def cause(pod: Json) -> Cause | None:
+    """Of what it ended: what befell the pod, else what the first container ended of that failed.
+
+    A pod that was evicted, or whose time was over, says so itself; its containers then only say that a signal came.
+    """
+    disrupted = [each for each in pod["status"].get("conditions") or () if each["type"] == "DisruptionTarget"]
+    ended = [(each.get("state") or {}).get("terminated") or {} for each in statuses(pod)]
+    failed = [each for each in ended if each.get("exitCode") != 0]
+    said = (pod["status"], *(each for each in disrupted if each.get("status") == "True"), *failed)
+    told = next((each for each in said if each.get("reason")), None)
+    return Cause(told["reason"], clip(told.get("message") or "")) if told is not None else None
+
+
 def seen_of(pod: Json) -> Seen:
     """Of one that was bound, and runs or has ended."""
     labels = labels_of(pod)
     node = labels.node if labels is not None else node_of(pod) or ""
     name = labels.container if labels is not None else pod["metadata"]["name"]
-    state: Literal["running", "exited"] = "exited" if has_ended(pod) else "running"
-    return Seen(node, name, labels, state, exit_code=exit_code(pod) if state == "exited" else None)
+    if not has_ended(pod):
+        return Seen(node, name, labels, "running")
+    return Seen(node, name, labels, "exited", exit_code=exit_code(pod), cause=cause(pod))
 
 
 # --- another size while it runs ---

@@ -26,6 +26,7 @@ from services.placer.backends.base import Seen, StartSpec
 from services.placer.backends.folder import Folder, Started, folder_name, folders, mark_ended, write_whole
 from services.placer.backends.wake import Ends, Wake
 from services.placer.core.capabilities import Capabilities
+from services.placer.core.containers import Cause
 from shared.clock import Clock, SystemClock
 from shared.devices import core_of
 from shared.errors import BackendError
@@ -331,7 +332,15 @@ def _running(folder: Folder, started: Started | None) -> Seen:
 def _exited(folder: Folder, ended: dict[str, Any]) -> Seen:
     labels = folder.labels()
     node, container = (labels.node, labels.container) if labels is not None else ("", folder.path.name)
-    return Seen(node, container, labels, "exited", exit_code=ended["exit_code"])
+    return Seen(node, container, labels, "exited", exit_code=ended["exit_code"], cause=_cause(ended["signal"]))
+
+
+def _cause(number: int | None) -> Cause | None:
+    """The name of the signal that ended it."""
+    if number is None:
+        return None
+    known = number in set(signal.Signals)
+    return Cause(signal.Signals(number).name if known else f"signal {number}")
 
 
 def _refuse(request: PlaceRequest) -> None:

@@ -204,7 +204,7 @@ class Carrying:
         if found.running:
             self._placer.add(MarkStarted(*held.which, found.node))
         else:
-            self._placer.add(MarkExited(*held.which, found.exit_code))
+            self._placer.add(MarkExited(*held.which, found.exit_code, found.cause))
         self._pursue_again(held.request_id)
 
     def start_failed(self, event: StartFailed) -> None:

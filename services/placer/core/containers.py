@@ -66,6 +66,19 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
+class Cause:
+    """Of what a container ended, beyond its exit code, as its backend says it."""
+
+    reason: str
+    """One word for programs: OOMKilled, Evicted, DeadlineExceeded, Error, SIGSEGV, ..."""
+    message: str = ""
+    """More of it for people."""
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}" if self.message else self.reason
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """A container as a backend saw it; `labels` None where they cannot be read."""
 
@@ -74,6 +87,8 @@ class Found:
     labels: ContainerLabels | None
     running: bool
     exit_code: int | None = None
+    cause: Cause | None = None
+    """Of its end; None where nobody knows more than the code, or there is no more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from services.placer.core.bindings import AwaitBinding
-from services.placer.core.containers import Stop
+from services.placer.core.containers import Cause, Stop
 from services.placer.core.intents import Intent, Scope
 from services.placer.core.moving import arrived, call_off, called_off, failed, left
 from services.placer.core.records import (
@@ -280,6 +280,7 @@ class MarkExited(Observed):
     """
 
     exit_code: int | None
+    cause: Cause | None = None
 
     def there(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> None:
         failed(scope, record, replica, f"it ended there with {self._code()}")
@@ -302,25 +303,29 @@ class MarkExited(Observed):
             replica = called_off(replica)
         if record.body and record.body.restart == "on_failure" and self.exit_code != 0:
             return self._again(scope, record, replica)
-        ended = with_replica(record, freed(replica, State.EXITED, self.exit_code))
+        ended = with_replica(record, self._freed(replica, State.EXITED))
         return settled(record, ended, scope.wall_us, detail=self._detail(replica))
 
     def _again(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> RequestRecord:
         restarts = record.restarts + 1
         return settled(
             record,
-            with_replica(record, freed(replica, State.WAITING, self.exit_code)),
+            with_replica(record, self._freed(replica, State.WAITING)),
             scope.wall_us,
             detail=self._detail(replica),
             restarts=restarts,
             backoff_us=scope.rules.backoff_us(restarts),
         )
 
+    def _freed(self, replica: ReplicaRecord, state: State) -> ReplicaRecord:
+        return freed(replica, state, self.exit_code, self.cause.reason if self.cause else None)
+
     def _detail(self, replica: ReplicaRecord) -> str:
         return f"replica {replica.replica} ended on {replica.node} with {self._code()}"
 
     def _code(self) -> str:
-        return "an unknown exit code" if self.exit_code is None else f"exit code {self.exit_code}"
+        code = "an unknown exit code" if self.exit_code is None else f"exit code {self.exit_code}"
+        return f"{code} ({self.cause})" if self.cause else code
 
 
 @dataclass(frozen=True)

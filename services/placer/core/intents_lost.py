@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from services.placer.core.containers import Cause
 from services.placer.core.intents import Intent, Scope
 from services.placer.core.intents_life import MarkExited
 from services.placer.core.intents_moves import Leave, rest
@@ -124,6 +126,9 @@ def _move(scope: Scope, held: Reservation, node: str) -> Move | None:
     return Move(held.request_id, node, held.devices, decision.assignments[0]) if isinstance(decision, Fits) else None
 
 
+NODE_LOST: Final = Cause("NodeLost")
+
+
 @dataclass(frozen=True)
 class Vanished(MarkExited):
     """It ended with its node: the operator's word stands for that of a backend."""
@@ -166,7 +171,7 @@ class NodeGone(Intent):
         site = site_of(record, held.replica, held.generation) if record else None
         if record is not None and site is not None and site.state != State.HELD:
             scope.draft.put(record.model_copy(update={"owner": scope.me}))
-            Vanished(*held.which, None).plan(scope)
+            Vanished(*held.which, None, NODE_LOST).plan(scope)
 
     def refused(self, code: int, field: str, found: str, allowed: str) -> tuple[Effect, ...]:
         fault = FieldError(field, found, allowed)

@@ -136,7 +136,7 @@ class Judge:
 
     def _observed(self, found: Found, replica: ReplicaRecord, held: Reservation) -> list[Intent]:
         if not found.running:
-            return [MarkExited(*held.which, found.exit_code)]
+            return [MarkExited(*held.which, found.exit_code, found.cause)]
         if replica.state == State.PLACED:
             return [MarkStarted(*held.which, found.node)]
         return []

@@ -109,7 +109,7 @@ def settled(
     if state == record.state and _newest(replicas) == generation(record):
         return record.model_copy(update=changes)
     if state == State.EXITED:
-        changes |= {"exit_code": _exit_code(replicas)}
+        changes |= _ended_as(replicas)
     elif state == State.STOPPING:
         changes |= {"ends_as": State.EXITED}
     return stepped(record, state, wall_us, detail=detail, **changes)
@@ -129,9 +129,12 @@ def overall(record: RequestRecord, replicas: Sequence[ReplicaRecord]) -> State:
     return State.STOPPING if remains else State.EXITED
 
 
-def _exit_code(replicas: Sequence[ReplicaRecord]) -> int | None:
-    """0 where all ended with 0, else the first other one; None where the first other one is unknown."""
-    return next((each.exit_code for each in replicas if each.exit_code != 0), 0)
+def _ended_as(replicas: Sequence[ReplicaRecord]) -> dict[str, Any]:
+    """Exit code 0 where all ended with 0, else that of the first other one, None where it is unknown; and the reason
+    of the same one.
+    """
+    told = next((each for each in replicas if each.exit_code != 0), replicas[0])
+    return {"exit_code": told.exit_code, "end_reason": told.end_reason}
 
 
 def replica_of(record: RequestRecord, number: int) -> ReplicaRecord | None:
@@ -145,13 +148,21 @@ def with_replica(record: RequestRecord, changed: ReplicaRecord) -> tuple[Replica
     return tuple(changed if each.replica == changed.replica else each for each in record.replicas)
 
 
-def freed(replica: ReplicaRecord, state: State, exit_code: int | None = None) -> ReplicaRecord:
+def freed(
+    replica: ReplicaRecord, state: State, exit_code: int | None = None, end_reason: str | None = None
+) -> ReplicaRecord:
     """The replica without its place, in a state that holds none; what it leaves elsewhere stays counted."""
     number, used, leaving = replica.generation, replica.used, replica.leaving
     if leaving is not None and leaving.size is None:
         leaving = leaving.model_copy(update={"size": replica.size})
     return ReplicaRecord(
-        replica=replica.replica, state=state, generation=number, used=used, exit_code=exit_code, leaving=leaving
+        replica=replica.replica,
+        state=state,
+        generation=number,
+        used=used,
+        exit_code=exit_code,
+        end_reason=end_reason,
+        leaving=leaving,
     )
 
 
@@ -330,6 +341,7 @@ def reply_of(record: RequestRecord, ledger_id: str, **more: Any) -> PlaceReply:
         "generation": generation(record) or None,
         "reasons": record.reasons,
         "exit_code": record.exit_code,
+        "end_reason": record.end_reason,
         "unproven": record.unproven or None,
         "measured": record.measured,
     }
@@ -365,12 +377,20 @@ def event_of(record: RequestRecord, step: Step, ledger_id: str) -> PlaceEvent:
         "detail": step.detail,
     }
     if step is record.steps[-1]:
-        said |= {"placements": placements(record, ledger_id), "exit_code": record.exit_code}
+        said |= {"placements": placements(record, ledger_id)} | _end_of(record)
         if step.state in {State.QUEUED, State.REJECTED, State.WAITING, State.FAILED}:
             said |= {"reasons": record.reasons}
         if step.state in {MOVING, MOVED}:
             said |= {"moves": tuple(_under_way(record))}
     return PlaceEvent(**_said(said))
+
+
+def _end_of(record: RequestRecord) -> dict[str, Any]:
+    """How it ended; of one that waits to be started again how that did which ended."""
+    if record.state == State.WAITING:
+        ended = [each for each in record.replicas if each.exit_code is not None or each.end_reason]
+        return _ended_as(ended) if ended else {}
+    return {"exit_code": record.exit_code, "end_reason": record.end_reason}
 
 
 def _under_way(record: RequestRecord) -> Iterator[PlannedMove]:
