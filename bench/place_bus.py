@@ -208,6 +208,30 @@ def responder(url: str) -> Iterator[int]:
         process.communicate()
 
 
+# --- the ledger ---
+
+
+async def jetstream(client: Client, path: str, body: Json | None = None) -> Json:
+    payload = json.dumps(body).encode() if body else b""
+    answer: Json = json.loads((await client.request(f"$JS.API.{path}", payload, timeout=10)).data)
+    if "error" in answer:
+        raise RuntimeError(f"{path}: {answer['error']}")
+    return answer
+
+
+async def second_ledger(client: Client) -> None:
+    """A bucket like the ledger, for bare commits."""
+    info = await jetstream(client, "STREAM.INFO.KV_rt_ledger")
+    config = info["config"] | {"name": f"KV_{BUCKET}", "subjects": [f"$KV.{BUCKET}.>"]}
+    await jetstream(client, f"STREAM.CREATE.KV_{BUCKET}", config)
+
+
+async def size_of_writes(client: Client) -> int:
+    """Of a usual one to the ledger, in bytes."""
+    state = (await jetstream(client, "STREAM.INFO.KV_rt_ledger"))["state"]
+    return int(state["bytes"] / state["messages"])
+
+
 # --- one storage ---
 
 
@@ -246,19 +270,10 @@ class Bench:
         for number in range(NODES):
             name = f"node-{number:04d}"
             await self._client.publish(f"$KV.rt_nodes.node.{name}", json.dumps(facts(name)).encode())
-        info = await self._api("STREAM.INFO.KV_rt_ledger")
-        config = info["config"] | {"name": f"KV_{BUCKET}", "subjects": [f"$KV.{BUCKET}.>"]}
-        await self._api(f"STREAM.CREATE.KV_{BUCKET}", config)
+        await second_ledger(self._client)
         await self._ask("rt.place", "warm", 200, IN_FLIGHT)
         await self._ask("bench.echo", "warm", 200, IN_FLIGHT)
         await self._quiet()
-
-    async def _api(self, path: str, body: Json | None = None) -> Json:
-        payload = json.dumps(body).encode() if body else b""
-        answer: Json = json.loads((await self._client.request(f"$JS.API.{path}", payload, timeout=10)).data)
-        if "error" in answer:
-            raise RuntimeError(f"{path}: {answer['error']}")
-        return answer
 
     async def _ask(self, subject: str, name: str, count: int, in_flight: int) -> Json:
         found = await run("ask", self._url, subject, name, count, in_flight)
@@ -270,7 +285,7 @@ class Bench:
         """Commits so far, writes so far, and what the placer has in its hands."""
         message = await self._client.request("$SRV.STATS.placer", b"", timeout=10)
         data = json.loads(message.data)["data"]
-        info = await self._api("STREAM.INFO.KV_rt_ledger")
+        info = await jetstream(self._client, "STREAM.INFO.KV_rt_ledger")
         busy = data["inbox"] + data["outbox"]
         return data["counters"].get("commits.written", 0), info["state"]["last_seq"], busy
 
@@ -295,7 +310,7 @@ class Bench:
         found.echo_per_s.append(REQUESTS / echoed["wall_s"])
         found.echo_us += echoed["took_us"]
         await self._place(number)
-        took_us = await run("seldom", self._url, f"pa{number}", ALONE, await self._size())
+        took_us = await run("seldom", self._url, f"pa{number}", ALONE, await size_of_writes(self._client))
         found.echo_alone_us += took_us["echo"]
         found.place_alone_us += took_us["place"]
         found.commit_alone_us += took_us["commit"]
@@ -312,7 +327,7 @@ class Bench:
         after = await self._state()
         commits, writes = after[0] - before[0], after[1] - before[1]
         keys = max(1, round(writes / commits))
-        bare = (await run("commit", self._url, keys, await self._size()))["took_us"]
+        bare = (await run("commit", self._url, keys, await size_of_writes(self._client)))["took_us"]
         found.commit_us += bare
         found.commits.append(commits)
         found.keys_per_commit.append(keys)
@@ -327,11 +342,6 @@ class Bench:
         spent_s = {name: now_s - before_s[name] for name, now_s in self._cpu_s().items()} | {"client": client_s}
         for name, seconds in spent_s.items():
             self.found.cpu_us[f"{what}_{name}"].append(seconds / REQUESTS * 1e6)
-
-    async def _size(self) -> int:
-        """Of a usual write to the ledger, in bytes."""
-        state = (await self._api("STREAM.INFO.KV_rt_ledger"))["state"]
-        return int(state["bytes"] / state["messages"])
 
 
 def facts(name: str) -> Json:
@@ -390,12 +400,9 @@ def report(results: dict[str, Measured]) -> Json:
         pairs = zip(found.place_per_s, found.echo_per_s, strict=True)
         ratios[f"{storage}_place_over_echo"] = round(statistics.median(p / e for p, e in pairs), 3)
         ratios[f"{storage}_commits_of_all_time"] = round(statistics.median(found.commits_share), 3)
-        ratios[f"{storage}_alone_p99_over_commit"] = round(
-            _percentile(found.place_alone_us, 99) / _percentile(found.commit_alone_us, 99), 2
-        )
-        ratios[f"{storage}_alone_p50_over_commit"] = round(
-            _percentile(found.place_alone_us, 50) / _percentile(found.commit_alone_us, 50), 2
-        )
+        for p in (99, 50):
+            alone = _percentile(found.place_alone_us, p) / _percentile(found.commit_alone_us, p)
+            ratios[f"{storage}_alone_p{p}_over_commit"] = round(alone, 2)
     return form.found(
         "place-bus",
         figures,

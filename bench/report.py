@@ -30,10 +30,11 @@ def show(told: Mapping[str, Any], *, figures: bool = False) -> None:
     print(f"\n{told['notes']}")
 
 
-def keep(told: Mapping[str, Any]) -> None:
-    """Writes `build/bench/NAME.json`."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / f"{told['name']}.json").write_text(json.dumps(told, indent=2) + "\n")
+def keep(told: Mapping[str, Any], to: Path | None = None) -> None:
+    """Writes `build/bench/NAME.json`, or another file."""
+    file = to or FOLDER / f"{told['name']}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(told, indent=2) + "\n")
 
 
 def tell(

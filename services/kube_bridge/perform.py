@@ -46,6 +46,8 @@ from shared.service import Runtime
 
 AT_ONCE: Final = 64
 """Writes to the API server under way at a time; a burst of refused pods waits."""
+BOUND_AT_ONCE: Final = 2
+"""The same for what is said of pods that have their places: those that have none yet come first."""
 _NOT_FOUND: Final = 404
 _RESOURCES: Final = "/apis/resource.k8s.io/v1"
 
@@ -60,6 +62,7 @@ class Performer:
         self._runtime: Runtime
         self._extender: Extender
         self._room = asyncio.Semaphore(AT_ONCE)
+        self._room_of_bound = asyncio.Semaphore(BOUND_AT_ONCE)
         self._classes_shown = False
         claims = [self._claims(kind, clock) for kind in KINDS if settings.claim_drivers]
         self.followers = (self._pods(clock), self._nodes(clock), *claims)
@@ -221,7 +224,7 @@ class Performer:
         body = {"metadata": {"uid": effect.uid}, "status": {"conditions": [condition]}}
         path = f"{_path(effect.namespace, effect.name)}/status"
         try:
-            async with self._room:
+            async with self._room_of_bound if said.status == "True" else self._room:
                 await self._server.ask("PATCH", path, body=body, content_type=STRATEGIC)
         except KubernetesError as error:
             self._runtime.count("conditions.not_written")

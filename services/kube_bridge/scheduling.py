@@ -38,7 +38,7 @@ from services.kube_bridge.verdicts import Key, Refusal, Verdicts
 from services.kube_bridge.view import View
 from shared.effects import Effect
 from shared.errors import FieldError
-from shared.messages import PlaceReply, PlaceRequest, Pod, State
+from shared.messages import AllExcept, PlaceReply, PlaceRequest, Pod, State
 
 REMEMBERED: Final = 10_000
 """Answers to filter that a bind may follow."""
@@ -130,7 +130,17 @@ class Scheduling:
         if not holds and (refused := self._without_asking(call, subject, key, now_us)):
             return refused
         self._filtering[call.token] = _Filtering(subject, call.nodes, key, self._view.world, request.pods or ())
-        return [AskPlace(call.token, request.model_copy(update={"candidates": tuple(sorted(known))}))]
+        return [AskPlace(call.token, request.model_copy(update={"candidates": self._among(known)}))]
+
+    def _among(self, known: frozenset[str]) -> tuple[str, ...] | AllExcept | None:
+        """These nodes, in the fewest words: mostly all are offered, and each name travels and is stored several times.
+
+        So a node may be chosen that only the placers know yet: it was not offered, and the scheduler asks again.
+        """
+        others = self._view.nodes - known
+        if len(others) >= len(known):
+            return tuple(sorted(known))
+        return AllExcept(all_except=tuple(sorted(others))) if others else None
 
     def _without_asking(self, call: FilterAsked, subject: Subject, key: Key, now_us: int) -> list[Effect]:
         """The refusal of a pod that holds nothing, where it is known or others come first; empty where it is not."""
@@ -220,7 +230,9 @@ class Scheduling:
             self._remember(uid, Hold(each.node, reply.generation, reply.request_id, until_us))
         node = self.holds[asked.subject.uid].node
         if node not in asked.offered:
-            return [self._none(token, asked.offered, sentences.ELSEWHERE)]
+            again = reply.outcome == State.HELD  # which the next filter replaces
+            why = sentences.ELSEWHERE
+            return [_unfiltered(token, why) if again else self._none(token, asked.offered, why)]
         return [self._passes(token, (node,))]
 
     def _rejected(self, token: int, asked: _Filtering, reply: PlaceReply, now_us: int) -> list[Effect]:

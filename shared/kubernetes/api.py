@@ -6,12 +6,15 @@ a while and waits for ever where a connection has died without a word, and some 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes_asyncio.client import ApiClient, Configuration
@@ -31,6 +34,8 @@ TOKEN_KEPT_US: Final = 60_000_000
 """A token is read anew after it: clusters replace them well before they run out."""
 GOODBYE_US: Final = 100_000
 """For connections that broke off to say goodbye, which the library does not wait for."""
+CALLS_AT_ONCE: Final = 32
+"""Of one client, each on a connection that is kept: to begin one costs the server more than most calls."""
 _UNAUTHORISED, _TOO_MANY = 401, 429
 
 
@@ -62,6 +67,7 @@ class ApiServer:
         self._read_us = 0
         self._read_token()
         self._client: ApiClient | None = None
+        self._room = asyncio.Semaphore(CALLS_AT_ONCE)
 
     async def ask(
         self,
@@ -77,7 +83,8 @@ class ApiServer:
         failures = 0
         while True:
             try:
-                return await self._ask_once(call)
+                async with self._room:
+                    return await self._ask_once(call)
             except KubernetesError as error:
                 if failures + 1 >= self._tries or not call.may_be_repeated(error):
                     raise
@@ -135,7 +142,7 @@ class ApiServer:
         if self._clock.now_us() - self._read_us > TOKEN_KEPT_US:
             self._read_token()
         if self._client is None:
-            self._client = ApiClient(self._config)
+            self._client = _client(self._config)
         response: aiohttp.ClientResponse = await self._client.call_api(
             call.path,
             call.method,
@@ -212,7 +219,20 @@ def _configuration(options: ApiOptions) -> Configuration:
     config.host, config.ssl_ca_cert = options.server, str(options.ca_file)
     config.disable_strict_ssl_verification = not options.strict_ca
     config.connection_pool_maxsize = 0  # no limit: a call never waits for the connection of another, or of a watch
+    server = urlsplit(options.server)
+    if not proxy_bypass(server.hostname or ""):
+        config.proxy = getproxies().get(server.scheme)
     return config
+
+
+def _client(config: Configuration) -> ApiClient:
+    """The library's own session looks for proxies and logins of the environment before each call, in threads, which
+    takes longer than the rest of it."""
+    client = ApiClient(config)
+    session = client.rest_client.pool_manager
+    client.rest_client.pool_manager = aiohttp.ClientSession(connector=session.connector)
+    session.detach()
+    return client
 
 
 def _unreadable(setting: str, path: Path, error: OSError) -> NoReturn:

@@ -12,7 +12,7 @@ import asyncio
 import builtins
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Literal
 
 from services.placer.backends import kubernetes_spec as told
 from services.placer.backends.base import Seen, StartSpec
@@ -28,8 +28,10 @@ from shared.messages.place import Pod
 POLL_US = 50_000
 TRIES = 6
 """Of what can be asked again without harm."""
-_ByNode = dict[str | None, list[Json]]
-"""Pods with a reservation; None: those without a node."""
+BOUND_US = 1_000_000
+"""For the watch to show what a Binding has done; then the pod is read."""
+NODE_KEPT_US = 10_000_000
+"""For so long a node that was there counts as being there."""
 
 
 class RefusedError(BackendError):
@@ -65,13 +67,15 @@ class KubernetesBackend:
         self._options = options
         self._clock = clock or SystemClock()
         self._api = ApiServer(options, self._clock, TRIES)
-        self._kind = Kind(self._api, "/api/v1/pods", {"labelSelector": told.CONTAINER})
-        self.pods = Pods(self._kind, self._clock, options.silent_us)
-        self._reading: asyncio.Task[_ByNode] | None = None
-        self._next: asyncio.Task[_ByNode] | None = None
+        self.pods = Pods(
+            Kind(self._api, "/api/v1/pods", {"labelSelector": told.CONTAINER}), self._clock, options.silent_us
+        )
+        self._node_seen_us: dict[str, int] = {}
+        self._node_locks: dict[str, asyncio.Lock] = {}
         self._forgotten: set[str] = set()
         """Uids of ended pods of others that the ledger has done with: not ours to delete."""
         self._left_since_us: dict[str, int] = {}
+        self._swept_us: int | None = None
 
     async def start(self, spec: StartSpec) -> Seen:
         """See Backend. A pod that somebody else made is started once it is bound; what it does then is its owner's."""
@@ -81,16 +85,20 @@ class KubernetesBackend:
         body = told.pod_body(spec, self._options)
         told.binding_body(spec, body["metadata"]["name"], "")  # refused before anything is made
         await self._check_node(spec.labels.node)
-        made: str | None = None
         try:
+            pod = await self._create_or_look(body)
+            made = pod is not None
             while True:
-                pod = await self._settled(path)
-                if pod is None and made is not None:
+                pod = pod or await self._settled(path)
+                if pod is None and made:
                     raise BackendError(f"{spec.labels.container} was deleted while it started")
                 if pod is None:
-                    made = await self._create(body)
-                elif (seen := await self._advance(spec, path, pod)) is not None:
+                    pod = await self._create(body)
+                    made = pod is not None
+                    continue
+                if (seen := await self._seen(spec, pod)) is not None:
                     return seen
+                pod = await self._advance(spec, path, pod)
         except asyncio.CancelledError:
             await asyncio.shield(self._undo(path))
             raise
@@ -116,8 +124,9 @@ class KubernetesBackend:
 
     async def list(self, node: str) -> list[Seen]:
         """See Backend. Also removes what is left of a start that broke off."""
-        pods = (await self._all()).get(node, ())
+        pods = await self._on(node)
         await self._check_heard(node)
+        await self._sweep()
         return [told.seen_of(pod) for pod in pods if told.runs(pod) or self._is_known_ended(pod)]
 
     async def watch(self, post: Callable[[Seen], None]) -> None:
@@ -131,6 +140,7 @@ class KubernetesBackend:
                     posted.add(uid)
                     post(told.seen_of(pod))
             await self.pods.wait(self._options.look_us, changes)
+            await self._clock.sleep_us(POLL_US)  # for what comes with it: all are looked at
 
     async def resize(self, node: str, container: str, *, cpu_milli: int, memory_mib: int) -> None:
         """See Backend. What the kubelet puts off or cannot do is taken back, so that it keeps no room for it."""
@@ -159,10 +169,6 @@ class KubernetesBackend:
 
     async def close(self) -> None:
         """Stop following, and close all connections."""
-        for task in (self._reading, self._next):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
         await self.pods.close()
         await self._api.close()
 
@@ -170,8 +176,13 @@ class KubernetesBackend:
 
     async def _check_node(self, node: str) -> None:
         """The API server would bind a pod to any name, and nobody would ever say anything of it."""
-        if await self._settled(f"/api/v1/nodes/{node}") is None:
-            raise BackendError(f"node: found {clip(node)}, allowed: a node of this Kubernetes")
+        async with self._node_locks.setdefault(node, asyncio.Lock()):
+            seen_us = self._node_seen_us.get(node)
+            if seen_us is not None and self._clock.now_us() - seen_us < NODE_KEPT_US:
+                return
+            if await self._settled(f"/api/v1/nodes/{node}") is None:
+                raise BackendError(f"node: found {clip(node)}, allowed: a node of this Kubernetes")
+            self._node_seen_us[node] = self._clock.now_us()
 
     async def _check_heard(self, node: str) -> None:
         """Raises BackendSilentError where nobody hears its kubelet: what is gone may still run there (case KU06)."""
@@ -179,10 +190,17 @@ class KubernetesBackend:
         if found is not None and (why := told.silence(found)) is not None:
             raise BackendSilentError(f"{clip(node)} is not heard, and what is gone there may still run: {why}")
 
-    async def _create(self, body: Json) -> str | None:
-        """Its name; None where one is there by now, or nobody can say."""
+    async def _create_or_look(self, body: Json) -> Json | None:
+        """The pod, as most are not there yet; None where that was refused: who looks first learns why."""
         try:
-            made = await self._ask("POST", f"/api/v1/namespaces/{self._options.namespace}/pods", body=body)
+            return await self._create(body)
+        except RefusedError:
+            return None
+
+    async def _create(self, body: Json) -> Json | None:
+        """The pod; None where one is there by now, or nobody can say."""
+        try:
+            return await self._ask("POST", f"/api/v1/namespaces/{self._options.namespace}/pods", body=body)
         except RefusedError as error:
             if error.status == 409:  # it is there, or its namespace is just being made
                 return None
@@ -190,18 +208,15 @@ class KubernetesBackend:
         except NoAnswerError:
             await self._clock.sleep_us(POLL_US)
             return None
-        return str(made["metadata"]["name"])
 
-    async def _advance(self, spec: StartSpec, path: str, pod: Json) -> Seen | None:
-        """One step with a pod that has our name; None: look again."""
+    async def _seen(self, spec: StartSpec, pod: Json) -> Seen | None:
+        """What became of a pod that has our name; None while it is on its way."""
         container = spec.labels.container
         if not told.is_ours(pod) or (told.node_of(pod) is not None and told.labels_of(pod) != spec.labels):
             raise BackendError(f"{pod['metadata']['name']} is the name of a pod that is not this container")
-        if told.is_being_deleted(pod) and not told.runs(pod):
-            await self.pods.wait(POLL_US)
-            return None
-        if told.node_of(pod) is None and not told.has_ended(pod):
-            await self._bind(spec, path, pod)
+        if (told.is_being_deleted(pod) and not told.runs(pod)) or (
+            told.node_of(pod) is None and not told.has_ended(pod)
+        ):
             return None
         if (why := told.failure(pod)) is not None:
             await self._delete(pod)
@@ -209,36 +224,37 @@ class KubernetesBackend:
         if told.has_run(pod):
             return told.seen_of(pod)
         spec.progress(f"{container} is bound to {spec.labels.node} and does not run yet")
-        await self._changed(pod)
         return None
 
-    async def _changed(self, pod: Json) -> None:
-        """Until it is heard that the pod is newer than this one, or gone; for a while."""
-        uid, version = pod["metadata"]["uid"], int(pod["metadata"]["resourceVersion"])
-        give_up_us = self._clock.now_us() + self._options.look_us
-        known = False
-        while (left_us := give_up_us - self._clock.now_us()) > 0:
-            changes, heard = self.pods.changes, self.pods.found.get(uid)
-            if (heard is None and known) or (heard is not None and int(heard["metadata"]["resourceVersion"]) > version):
-                return
-            known = heard is not None
-            await self.pods.wait(left_us, changes)
+    async def _advance(self, spec: StartSpec, path: str, pod: Json) -> Json | None:
+        """One step of a pod that is on its way; as it is then, if the watch has shown that, else None."""
+        if told.is_being_deleted(pod) and not told.runs(pod):
+            await self.pods.wait(POLL_US)
+            return None
+        if told.node_of(pod) is None:
+            meta = pod["metadata"]
+            outcome = await self._bind(spec, path, meta["name"], meta["uid"])
+            return await self._newer(pod, BOUND_US) if outcome == "taken" else None
+        return await self._newer(pod, self._options.look_us)
 
-    async def _bind(self, spec: StartSpec, path: str, pod: Json) -> bool:
-        """Give it node, devices and labels. Whatever the answer: only the pod says whether that happened. False where
-        there was none: it may happen later.
+    async def _newer(self, pod: Json, at_most_us: int) -> Json | None:
+        return await self.pods.newer(pod["metadata"]["uid"], int(pod["metadata"]["resourceVersion"]), at_most_us)
+
+    async def _bind(self, spec: StartSpec, path: str, name: str, uid: str) -> Literal["taken", "refused", "unclear"]:
+        """Give it node, devices and labels. Whatever the answer: only the pod says whether that happened, and after
+        an unclear one it may happen later.
         """
-        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         try:
             await self._ask("POST", f"{path}/binding", body=told.binding_body(spec, name, uid))
         except RefusedError as error:
             if error.status not in {404, 409}:  # gone; bound, going, gated, or another pod by now
                 raise
             await self._clock.sleep_us(POLL_US)
+            return "refused"
         except NoAnswerError:
             await self._clock.sleep_us(POLL_US)
-            return False
-        return True
+            return "unclear"
+        return "taken"
 
     async def _start_given(self, spec: StartSpec, given: Pod) -> Seen:
         """Bind a pod that is there. Refused where it is gone, is another one by now, or has another place.
@@ -247,28 +263,28 @@ class KubernetesBackend:
         """
         path = f"/api/v1/namespaces/{_token(given.namespace)}/pods/{_token(given.name)}"
         its = f"pod {given.namespace}/{given.name}"
+        pod: Json | None = None
         unclear = False
         while True:
+            outcome = "refused"
             try:
-                pod = await self._settled(path)
-            except RefusedError as error:
-                raise BackendSilentError(f"{its} cannot be read: {error}") from error
-            if pod is None or pod["metadata"]["uid"] != given.uid:
-                raise BackendError(f"{its} with uid {given.uid} is gone")
-            if (node := told.node_of(pod)) is not None:
-                if told.labels_of(pod) == spec.labels:
-                    return told.seen_of(pod)
-                raise BackendError(f"{its} is bound to {node} by somebody else")
-            if told.is_being_deleted(pod) or told.has_ended(pod):
-                raise BackendError(f"{its} is being deleted, or has ended")
-            if pod["spec"].get("schedulingGates"):
-                raise BackendError(f"{its} waits behind a scheduling gate")
-            try:
-                unclear |= not await self._bind(spec, path, pod)
+                outcome = await self._bind(spec, path, given.name, given.uid)
             except RefusedError as error:
                 if unclear:
                     raise BackendSilentError(f"{its}: {error}, and a Binding before that was not answered") from error
-                raise
+                if pod is not None:
+                    raise  # else whoever looks first learns why
+            unclear |= outcome == "unclear"
+            if outcome == "taken":
+                version = 0 if pod is None else int(pod["metadata"]["resourceVersion"])
+                pod = await self.pods.newer(given.uid, version, BOUND_US)
+            if outcome != "taken" or pod is None:
+                try:
+                    pod = await self._settled(path)
+                except RefusedError as error:
+                    raise BackendSilentError(f"{its} cannot be read: {error}") from error
+            if (seen := _seen_of_given(pod, given, spec, its)) is not None:
+                return seen
 
     async def _undo(self, path: str) -> None:
         """Nobody waits for it any more: it must not run later. While the API server is away that is not said."""
@@ -316,18 +332,24 @@ class KubernetesBackend:
             if error.status not in {404, 409}:
                 raise
 
-    async def _sweep(self, pods: builtins.list[Json]) -> None:
-        """Delete what was made, never ran and is looked after by nobody, since whoever made it has died."""
-        left = {
-            each["metadata"]["uid"]: each
-            for each in pods
-            if told.is_ours(each) and not told.has_run(each) and (told.node_of(each) is None or told.has_ended(each))
-        }
+    async def _sweep(self) -> None:
+        """Delete what was made, never ran and is looked after by nobody, since whoever made it has died.
+
+        By the watch, and looked at again before anything is deleted. Also forgets those whose object is gone.
+        """
+        self.pods.begin()
         now_us = self._clock.now_us()
+        if not self.pods.changes or (self._swept_us is not None and now_us - self._swept_us < self._options.look_us):
+            return
+        self._swept_us = now_us
+        self._forgotten &= self.pods.found.keys()
+        left = {uid: pod for uid, pod in self.pods.found.items() if _is_left(pod)}
         self._left_since_us = {uid: self._left_since_us.get(uid, now_us) for uid in left}
         for uid, since_us in self._left_since_us.items():
             if now_us - since_us > self._options.left_after_us:
-                await self._delete(left[uid])
+                pod = await self._again(left[uid])
+                if pod is not None and _is_left(pod):
+                    await self._delete(pod)
 
     # --- another size ---
 
@@ -392,7 +414,7 @@ class KubernetesBackend:
         pod = await self._find(self._path(container))
         if pod is not None and told.is_ours(pod):
             return pod
-        for each in (await self._all()).get(node, ()):
+        for each in await self._on(node):
             labels = told.labels_of(each)
             mine = labels is not None and (labels.node, labels.container) == (node, container)
             if mine and each["metadata"]["uid"] not in self._forgotten:
@@ -405,32 +427,32 @@ class KubernetesBackend:
             return False
         return told.has_run(pod) if told.is_ours(pod) else pod["metadata"]["uid"] not in self._forgotten
 
-    async def _all(self) -> _ByNode:
-        """All pods with a reservation, as they are after this call: those who ask at the same time share one list.
-
-        One that is under way when asked may have been answered before, so it is waited for, and the next one counts.
-        """
-        if self._reading is None or self._reading.done():
-            self._reading = asyncio.create_task(self._read())
-            return await asyncio.shield(self._reading)
-        if self._next is None or self._next.done():
-            self._next = asyncio.create_task(self._read_after(self._reading))
-        return await asyncio.shield(self._next)
-
-    async def _read_after(self, present: asyncio.Task[_ByNode]) -> _ByNode:
-        await asyncio.wait([present])
-        self._reading, self._next = self._next, None
-        return await self._read()
-
-    async def _read(self) -> _ByNode:
+    async def _on(self, node: str) -> builtins.list[Json]:
+        """The pods with a reservation there, as they are after this call: the API server has an index of nodes."""
+        selected = {"labelSelector": told.CONTAINER, "fieldSelector": f"spec.nodeName={told.node_name(node)}"}
         with _in_our_terms():
-            pods, _ = await self._kind.list()
-        self._forgotten &= {each["metadata"]["uid"] for each in pods}
-        await self._sweep(pods)
-        found: _ByNode = {}
-        for pod in pods:
-            found.setdefault(told.node_of(pod), []).append(pod)
-        return found
+            pods, _ = await Kind(self._api, "/api/v1/pods", selected).list()
+        return pods
+
+
+def _seen_of_given(pod: Json | None, given: Pod, spec: StartSpec, its: str) -> Seen | None:
+    """Once it is bound as was said; None where it can be, BackendError where it never will be."""
+    if pod is None or pod["metadata"]["uid"] != given.uid:
+        raise BackendError(f"{its} with uid {given.uid} is gone")
+    if (node := told.node_of(pod)) is not None:
+        if told.labels_of(pod) == spec.labels:
+            return told.seen_of(pod)
+        raise BackendError(f"{its} is bound to {node} by somebody else")
+    if told.is_being_deleted(pod) or told.has_ended(pod):
+        raise BackendError(f"{its} is being deleted, or has ended")
+    if pod["spec"].get("schedulingGates"):
+        raise BackendError(f"{its} waits behind a scheduling gate")
+    return None
+
+
+def _is_left(pod: Json) -> bool:
+    """Ours, made and not run, and nothing is to become of it."""
+    return told.is_ours(pod) and not told.has_run(pod) and (told.node_of(pod) is None or told.has_ended(pod))
 
 
 @contextmanager

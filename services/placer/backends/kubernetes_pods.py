@@ -20,6 +20,8 @@ class Pods:
         self.found: dict[str, Json] = {}
         """By uid: the same name with another uid is another object."""
         self.changes = 0
+        """Also a list is one: 0 means that nothing was shown yet."""
+        self._awaited: dict[str, set[asyncio.Future[None]]] = {}
 
     async def wait(self, at_most_us: int, seen: int | None = None) -> None:
         """Until something changes after ``seen`` changes, or from now on, for at most so long."""
@@ -29,6 +31,34 @@ class Pods:
             async with asyncio.timeout(at_most_us / 1e6):
                 while self.changes == before:
                     await self._change.wait()
+
+    async def newer(self, uid: str, version: int, at_most_us: int) -> Json | None:
+        """One pod once it is newer than that; None where it is gone, or nothing was heard of it for so long.
+
+        What happens to others wakes nobody here: thousands may wait.
+        """
+        self.begin()
+        known = uid in self.found
+        with suppress(TimeoutError):
+            async with asyncio.timeout(at_most_us / 1e6):
+                while not self._is_newer(uid, version) and not (known and uid not in self.found):
+                    known = uid in self.found
+                    await self._news_of(uid)
+        return self.found[uid] if self._is_newer(uid, version) else None
+
+    def _is_newer(self, uid: str, version: int) -> bool:
+        return uid in self.found and int(self.found[uid]["metadata"]["resourceVersion"]) > version
+
+    async def _news_of(self, uid: str) -> None:
+        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self._awaited.setdefault(uid, set())
+        waiting.add(news)
+        try:
+            await news
+        finally:
+            waiting.discard(news)
+            if not waiting and self._awaited.get(uid) is waiting:
+                del self._awaited[uid]
 
     def begin(self) -> None:
         """Follow them from now on; raises what ended it, if something did, which is a bug."""
@@ -45,17 +75,21 @@ class Pods:
 
     def _listed(self, pods: list[Json]) -> None:
         self.found = {pod["metadata"]["uid"]: pod for pod in pods}
-        self._tell()
+        self._tell(*self._awaited)
 
     def _changed(self, pod: Json) -> None:
         self.found[pod["metadata"]["uid"]] = pod
-        self._tell()
+        self._tell(pod["metadata"]["uid"])
 
     def _deleted(self, pod: Json) -> None:
         self.found.pop(pod["metadata"]["uid"], None)
-        self._tell()
+        self._tell(pod["metadata"]["uid"])
 
-    def _tell(self) -> None:
+    def _tell(self, *uids: str) -> None:
+        for uid in uids:
+            for news in self._awaited.pop(uid, ()):
+                if not news.done():
+                    news.set_result(None)
         self.changes += 1
         self._change.set()
         self._change = asyncio.Event()
