@@ -334,8 +334,10 @@ class Core:
         return found
 
     def _container(self, reading: ContainerReading, tasks_us: Mapping[str, int]) -> ContainerMetrics:
-        name = reading.container
-        of_tasks = {"tasks_us": tasks_us[name]} if name in tasks_us else {}
+        name, pod = reading.container, reading.pod
+        said: dict[str, Any] = {"tasks_us": tasks_us[name]} if name in tasks_us else {}
+        if pod is not None:
+            said |= {"pod": pod.name, "namespace": pod.namespace}
         return ContainerMetrics(
             container=name,
             request_id=reading.request_id,
@@ -343,7 +345,7 @@ class Core:
             cpu_ratio=checked("cpu_ratio", reading.cpu_ratio, self._counts),
             memory_mib=checked("memory_mib", reading.memory_mib, self._counts),
             use=use_of(reading.use, self._counts),
-            **of_tasks,
+            **said,
         )
 
     def _counters(self, devices: Sequence[DeviceMetrics]) -> dict[str, int]:
