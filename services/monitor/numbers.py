@@ -55,6 +55,11 @@ def _errors(health: str, name: str, about: str) -> Field:
     return Field(f"health.{health}", _dcgm(f"DEV_{name}", about, "counter"))
 
 
+def _throttled(by: str, cause: str) -> Metric:
+    about = f"Time in which the clocks of the device were held back because {cause}."
+    return Metric(f"laxity_device_{by}_throttled_seconds_total", "counter", about, _DEVICE)
+
+
 def _container(name: str, about: str, kind: Literal["counter", "gauge"] = "gauge") -> Metric:
     return Metric(f"laxity_container_{name}", kind, about, _CONTAINER)
 
@@ -92,6 +97,10 @@ DCGM_FIELDS: Final = (
     ),
     _errors("remapped_rows_correctable", "CORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for correctable errors"),
     Field("health.row_remap_failure", _dcgm("DEV_ROW_REMAP_FAILURE", "Whether remapping of rows has failed")),
+)
+THROTTLED_FIELDS: Final = (
+    Field("health.power_throttled_us", _throttled("power", "of the power that it may draw"), 1e-6),
+    Field("health.thermal_throttled_us", _throttled("thermal", "of its temperature"), 1e-6),
 )
 CONTAINER_FIELDS: Final = (
     Field("cpu_ratio", _container("cpu_cores", "CPU in use, in cores.")),
@@ -158,7 +167,7 @@ _PLAIN: Final = {
     "probe.fields_known": _KNOWN,
 }
 METRICS: Final = (
-    *(field.metric for field in (*DEVICE_FIELDS, *DCGM_FIELDS, *CONTAINER_FIELDS, *HELD_FIELDS)),
+    *(field.metric for field in (*DEVICE_FIELDS, *DCGM_FIELDS, *THROTTLED_FIELDS, *CONTAINER_FIELDS, *HELD_FIELDS)),
     *(_INFO, _HEALTHY, _ILL, _SUPPORTED, _XIDS, _XID_LAST, _RECORDS, *_PLAIN.values(), _COUNTED),
 )
 
@@ -205,6 +214,7 @@ def _device(node: str, device: DeviceMetrics, holders: Sequence[ContainerMetrics
         yield from _SUPPORTED.of(_known(device, field.field) is not None, *at, field.field, _why(device, field.field))
     for name, value in device.health.items():
         yield from _SUPPORTED.of(value.value is not None, *at, name, value.reason)
+    yield from _told(THROTTLED_FIELDS, device, at)
     for seen in device.xids:
         yield from _XIDS.of(seen.count, *at, str(seen.xid))
         yield from _XID_LAST.of(seen.at_us / 1_000_000, *at, str(seen.xid))

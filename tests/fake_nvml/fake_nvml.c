@@ -273,6 +273,18 @@ NUMBER(DeviceGetTotalEnergyConsumption, unsigned long long)
 NUMBER(DeviceGetCurrentClocksEventReasons, unsigned long long)
 NUMBER(DeviceGetCurrentClocksThrottleReasons, unsigned long long)
 
+typedef struct { unsigned long long reference_us, violation_ns; } violation;
+
+int nvmlDeviceGetViolationStatus(device *d, int policy, violation *v) {
+    const char *answer;
+    char call[64];
+    int code;
+    snprintf(call, sizeof call, "DeviceGetViolationStatus:%d", policy);
+    code = find(call, d, NOT_SUPPORTED, &answer);
+    if (code == OK) v->reference_us = next(&answer), v->violation_ns = next(&answer);
+    return code;
+}
+
 int nvmlDeviceGetTotalEccErrors(device *d, int kind, int since, unsigned long long *errors) {
     const char *answer;
     char call[64];

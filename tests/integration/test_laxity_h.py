@@ -53,6 +53,16 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     return make
 
 
+@pytest.mark.parametrize("standard", ["c++11", "c++14", "c++17", "c++20"])
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+def test_it_is_cpp_without_a_warning_also_without_extensions(compiler: str, standard: str) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"there is no {compiler}")
+    command = [compiler, "-x", "c++", f"-std={standard}", *STRICT, "-fsyntax-only", f"-I{HEADER.parent}", str(SOURCE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (0, "") == (done.returncode, done.stderr)
+
+
 @pytest.fixture
 def box(tmp_path: Path) -> Path:
     path = tmp_path / "rings" / "box"

@@ -38,6 +38,7 @@ BUSY = (
     "DeviceGetFanSpeed [0-9]* 30",
     "DeviceGetPcieReplayCounter [0-9]* 3",
     "DeviceGetRetiredPages* [0-9]* 1",
+    "DeviceGetViolationStatus:? [0-9]* 7 9000",
     "GpmQueryDeviceSupport [0-9]* 1",
     "GpmMetricsGet:* [0-9]* 40",
 )
@@ -67,6 +68,7 @@ CALLS = (
     *("GetComputeMode", "GetPersistenceMode", "GetMaxMigDeviceCount", "GetGpuInstanceId", "GetPciInfo_v3"),
     *("GetRetiredPages*", "GetPcieReplayCounter", "GetMaxClockInfo:1", "GetSupportedEventTypes", "RegisterEvents"),
     *("GetNvLinkState:*", "GetNvLinkRemotePciInfo_v2:*", "GetTopologyCommonAncestor:*", "GetProcessUtilization"),
+    "GetViolationStatus:?",
 )
 GPM = ("GpmQueryDeviceSupport", "GpmMigSampleGet:*", "GpmMigSampleGet:5", "GpmMetricsGet:*", "GpmMetricsGet:1:2")
 OF_GPM = ("nan", "-inf", "1e308", "-3", "100.0001", "37.5", "error 4", "error 13", "error 15", "error 25", "error 999")

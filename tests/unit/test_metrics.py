@@ -205,6 +205,15 @@ def test_health_has_the_names_and_units_of_dcgm_exporter_and_what_is_unknown_is_
     assert 0 == told["laxity_device_field_supported", ("node-1", "MIG-1", "energy_mj", "not_supported")]
 
 
+def test_time_in_which_clocks_were_held_back_is_told_in_seconds() -> None:
+    health = {"power_throttled_us": Reading(2_500_000), "thermal_throttled_us": Reading(None, "deprecated")}
+    told = monitored(replace(reading("GPU-1", Reading(0.5)), health=health))
+    assert {("laxity_device_power_throttled_seconds_total", ("node-1", "GPU-1")): 2.5} == {
+        key: value for key, value in told.items() if "throttled" in key[0]
+    }
+    assert 0 == told["laxity_device_field_supported", ("node-1", "GPU-1", "thermal_throttled_us", "deprecated")]
+
+
 def test_xids_are_told_by_code_with_the_time_of_the_last() -> None:
     told = monitored(replace(reading("GPU-1", Reading(0.5)), xids=(XidReading(79, 2, 1_500_000), XidReading(13, 1, 9))))
     found = {(name, of[2]): value for (name, of), value in told.items() if name.startswith("laxity_device_xid")}

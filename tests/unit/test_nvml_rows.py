@@ -300,6 +300,15 @@ def test_throttle_reasons_of_a_driver_that_has_neither_name_are_unknown(node: No
     assert unknown("not_in_this_driver") == device.health["throttle_reasons"]
 
 
+def test_how_long_clocks_were_held_back_is_told_in_microseconds_or_why_not(node: Node) -> None:
+    node.plays("h200")
+    rows = ("DeviceGetViolationStatus:0 0 77 5000000000", "DeviceGetViolationStatus:1 0 77 0")
+    first, second = after(node, *rows, "DeviceGetViolationStatus:? 1 error 3")
+    names = ("power_throttled_us", "thermal_throttled_us")
+    assert [known(5_000_000), known(0)] == [first.health[name] for name in names]
+    assert [unknown("not_supported")] * 2 == [second.health[name] for name in names]
+
+
 def test_persistence_mode_is_told(node: Node) -> None:
     assert [known(0), known(1)] == [
         device.health["persistence_mode"] for device in after(node, "DeviceGetPersistenceMode 0 0")

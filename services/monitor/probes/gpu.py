@@ -67,6 +67,8 @@ _OF_THE_BOARD: Final = frozenset(
         "sm_clock_max_mhz",
         "memory_clock_mhz",
         "throttle_reasons",
+        "power_throttled_us",
+        "thermal_throttled_us",
         "ecc_corrected",
         "ecc_uncorrected",
         "remapped_rows_correctable",

@@ -219,6 +219,11 @@ def _retired(handle: Any, cause: int) -> int:
     return count.value
 
 
+def _throttled_us(handle: Any, policy: int) -> int:
+    """How long in all its clocks were held back by a policy; the driver tells it in nanoseconds."""
+    return int(pynvml.nvmlDeviceGetViolationStatus(handle, policy).violationTime) // 1_000
+
+
 HEALTH: Final[dict[str, Callable[[Any], Any]]] = {
     "temperature_celsius": lambda handle: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
     "power_mw": pynvml.nvmlDeviceGetPowerUsage,
@@ -227,6 +232,8 @@ HEALTH: Final[dict[str, Callable[[Any], Any]]] = {
     "sm_clock_max_mhz": lambda handle: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM),
     "memory_clock_mhz": lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
     "throttle_reasons": _throttle_reasons,
+    "power_throttled_us": lambda handle: _throttled_us(handle, pynvml.NVML_PERF_POLICY_POWER),
+    "thermal_throttled_us": lambda handle: _throttled_us(handle, pynvml.NVML_PERF_POLICY_THERMAL),
     "ecc_corrected": lambda handle: pynvml.nvmlDeviceGetTotalEccErrors(
         handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_AGGREGATE_ECC
     ),
