@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
 from typing import Any, Final
 
-from services.monitor.open_tasks import Row
+from services.monitor.open_tasks import Fields, Row
 from shared.messages import RingInfo
 
 MAX_ROWS: Final = 1_000
@@ -17,57 +19,58 @@ MAX_NAMES: Final = 256
 1,000 rows of 100 bytes, 128 rings of 700 and 256 names of 140."""
 
 
+_NAME: Final = itemgetter(Row._fields.index("name"))
 _PIECE: Final = MAX_NAMES
 """Rows are added in pieces of so many, each to one batch: a piece cannot have more names than a batch."""
 
 
 @dataclass(slots=True)
 class Pile:
-    """Rows that one batch will carry, in the order in which they were taken."""
+    """Rows that one batch will carry, in the order in which they were taken; columns are made of all at once."""
 
     rings: dict[str, RingInfo] = field(default_factory=dict)
-    names: dict[str, int] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
-    ring_of: list[int] = field(default_factory=list)
-    name_of: list[int] = field(default_factory=list)
-    """Of the rows that were looked at for their names: the first ones."""
+    size: int = 0
     lost_records: Counter[str] = field(default_factory=Counter)
-    _index: dict[str, int] = field(default_factory=dict)
+    _pieces: list[tuple[str, Sequence[Fields]]] = field(default_factory=list)
+    """Ring ids, and rows of that ring."""
+    _names: set[str] = field(default_factory=set)
+    _named: int = 0
+    """Pieces whose names are in there, and below their rows."""
+    _named_rows: int = 0
 
-    def takes(self, info: RingInfo, rows: Sequence[Row]) -> bool:
+    def takes(self, info: RingInfo, rows: Sequence[Fields]) -> bool:
         """Whether all these rows still fit."""
-        size = len(self.rows) + len(rows)
+        size = self.size + len(rows)
         if size > MAX_ROWS or (len(self.rings) >= MAX_RINGS and info.ring not in self.rings):
             return False
-        return size <= MAX_NAMES or self._names_with(rows) <= MAX_NAMES
+        return len(self._names) + size - self._named_rows <= MAX_NAMES or self._names_with(rows) <= MAX_NAMES
 
-    def add(self, info: RingInfo, rows: Sequence[Row]) -> None:
+    def add(self, info: RingInfo, rows: Sequence[Fields]) -> None:
         """Append rows of one ring; a ring that got its labels meanwhile carries the newer ones."""
-        index = self._index.setdefault(info.ring, len(self._index))
         self.rings[info.ring] = info
-        self.rows += rows
-        self.ring_of += [index] * len(rows)
+        self._pieces.append((info.ring, rows))
+        self.size += len(rows)
 
-    def _names_with(self, rows: Sequence[Row]) -> int:
-        self._name_all()
-        return len(self.names) + len({row.name for row in rows} - self.names.keys())
-
-    def _name_all(self) -> None:
-        """Late, for many rings at once: most batches are far from having too many names."""
-        names = self.names
-        self.name_of += [names.setdefault(row.name, len(names)) for row in self.rows[len(self.name_of) :]]
+    def _names_with(self, rows: Sequence[Fields]) -> int:
+        """Looked at for many rings at once, and only where each row could have a name of its own."""
+        for _, piece in self._pieces[self._named :]:
+            self._names.update(map(_NAME, piece))
+        self._named, self._named_rows = len(self._pieces), self.size
+        return len(self._names.union(map(_NAME, rows)))
 
     def fields(self) -> dict[str, Any]:
         """What the pile adds to a TaskBatch."""
-        self._name_all()
-        columns = zip(*self.rows, strict=True) if self.rows else [()] * len(Row._fields)
+        of_ring = {ring: index for index, ring in enumerate(self.rings)}
+        rows = chain.from_iterable(piece for _, piece in self._pieces)
+        columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in Row._fields]
+        names = {name: index for index, name in enumerate(dict.fromkeys(columns[-1]))}
         return {
             "rings": tuple(self.rings.values()),
-            "names": tuple(self.names),
+            "names": tuple(names),
             "lost_records": dict(self.lost_records),
-            **{field: list(column) for field, column in zip(Row._fields, columns, strict=True)},
-            "ring": self.ring_of,
-            "name": self.name_of,
+            **dict(zip(Row._fields, columns, strict=True)),
+            "ring": [of_ring[ring] for ring, piece in self._pieces for _ in piece],
+            "name": [names[name] for name in columns[-1]],
         }
 
 
@@ -80,7 +83,7 @@ class Piles:
     def __bool__(self) -> bool:
         return bool(self.piles)
 
-    def add(self, info: RingInfo, rows: Sequence[Row], lost: int) -> None:
+    def add(self, info: RingInfo, rows: Sequence[Fields], lost: int) -> None:
         """Append what one read of one ring gave; ``lost`` records of it were never seen."""
         if not self.piles:
             self.piles.append(Pile())

@@ -46,6 +46,8 @@ _HEALTH_LIMITS: Final = {
     "sm_clock_max_mhz": 20_000,
     "memory_clock_mhz": 50_000,
     "throttle_reasons": 1 << 32,
+    "power_throttled_us": 1 << 51,
+    "thermal_throttled_us": 1 << 51,  # 71 years
     "xid": 999,
     "ecc_corrected": 1 << 53,
     "ecc_uncorrected": 1 << 31,

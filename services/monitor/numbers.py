@@ -5,7 +5,8 @@ The names ``DCGM_FI_*`` and their units are those of dcgm-exporter (VERSION belo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
 
@@ -22,8 +23,9 @@ _DEVICE: Final = ("node", "uuid")
 _DCGM: Final = (
     *("gpu", "UUID", "pci_bus_id", "device", "modelName"),
     *("GPU_I_PROFILE", "GPU_I_ID", "Hostname", "hostname"),
+    *("container", "namespace", "pod"),
 )
-_CONTAINER: Final = ("node", "container", "request")
+_CONTAINER: Final = ("node", "container", "request", "namespace", "pod")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,11 @@ def _dcgm(name: str, about: str, kind: Literal["counter", "gauge"] = "gauge") ->
 
 def _errors(health: str, name: str, about: str) -> Field:
     return Field(f"health.{health}", _dcgm(f"DEV_{name}", about, "counter"))
+
+
+def _throttled(by: str, cause: str) -> Metric:
+    about = f"Time in which the clocks of the device were held back because {cause}."
+    return Metric(f"laxity_device_{by}_throttled_seconds_total", "counter", about, _DEVICE)
 
 
 def _container(name: str, about: str, kind: Literal["counter", "gauge"] = "gauge") -> Metric:
@@ -90,6 +97,10 @@ DCGM_FIELDS: Final = (
     ),
     _errors("remapped_rows_correctable", "CORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for correctable errors"),
     Field("health.row_remap_failure", _dcgm("DEV_ROW_REMAP_FAILURE", "Whether remapping of rows has failed")),
+)
+THROTTLED_FIELDS: Final = (
+    Field("health.power_throttled_us", _throttled("power", "of the power that it may draw"), 1e-6),
+    Field("health.thermal_throttled_us", _throttled("thermal", "of its temperature"), 1e-6),
 )
 CONTAINER_FIELDS: Final = (
     Field("cpu_ratio", _container("cpu_cores", "CPU in use, in cores.")),
@@ -156,7 +167,7 @@ _PLAIN: Final = {
     "probe.fields_known": _KNOWN,
 }
 METRICS: Final = (
-    *(field.metric for field in (*DEVICE_FIELDS, *DCGM_FIELDS, *CONTAINER_FIELDS, *HELD_FIELDS)),
+    *(field.metric for field in (*DEVICE_FIELDS, *DCGM_FIELDS, *THROTTLED_FIELDS, *CONTAINER_FIELDS, *HELD_FIELDS)),
     *(_INFO, _HEALTHY, _ILL, _SUPPORTED, _XIDS, _XID_LAST, _RECORDS, *_PLAIN.values(), _COUNTED),
 )
 
@@ -166,14 +177,33 @@ def numbers(core: Core) -> Iterator[Sample]:
     told = core.told
     if told is None:
         return
+    holders = _holders(told.containers)
     for device in told.devices:
-        yield from _device(told.node, device)
+        yield from _device(told.node, device, holders.get(device.uuid, ()))
     for container in told.containers:
         yield from _of_container(told.node, container)
     yield from _counted(told)
 
 
-def _device(node: str, device: DeviceMetrics) -> Iterator[Sample]:
+def _holders(containers: Iterable[ContainerMetrics]) -> Mapping[str, Sequence[ContainerMetrics]]:
+    """By uuid, the containers whose processes hold memory of the device."""
+    found: defaultdict[str, list[ContainerMetrics]] = defaultdict(list)
+    for container in containers:
+        for held in container.use.gpus if container.use else ():
+            found[held.uuid].append(container)
+    return found
+
+
+def _whose(holders: Sequence[ContainerMetrics]) -> tuple[str | None, ...]:
+    """Container, namespace and pod of a device that one container has; nobody's where several do, so that sums over
+    devices stay true. In a pod only Kubernetes knows what it calls the container."""
+    if len(holders) != 1:
+        return (None, None, None)
+    (holder,) = holders
+    return (holder.container if holder.pod is None else None, holder.namespace, holder.pod)
+
+
+def _device(node: str, device: DeviceMetrics, holders: Sequence[ContainerMetrics]) -> Iterator[Sample]:
     at = (node, device.uuid)
     yield from _INFO.of(1, *at, str(device.index), device.model, device.regime, device.group)
     yield from _HEALTHY.of(device.healthy, *at)
@@ -184,6 +214,7 @@ def _device(node: str, device: DeviceMetrics) -> Iterator[Sample]:
         yield from _SUPPORTED.of(_known(device, field.field) is not None, *at, field.field, _why(device, field.field))
     for name, value in device.health.items():
         yield from _SUPPORTED.of(value.value is not None, *at, name, value.reason)
+    yield from _told(THROTTLED_FIELDS, device, at)
     for seen in device.xids:
         yield from _XIDS.of(seen.count, *at, str(seen.xid))
         yield from _XID_LAST.of(seen.at_us / 1_000_000, *at, str(seen.xid))
@@ -191,11 +222,11 @@ def _device(node: str, device: DeviceMetrics) -> Iterator[Sample]:
         index = str(device.index)
         instance = None if device.gpu_instance is None else str(device.gpu_instance)
         gpu = (index, device.uuid, device.pci_bus_id, f"nvidia{index}", device.model)
-        yield from _told(DCGM_FIELDS, device, (*gpu, device.mig_profile, instance, node, node))
+        yield from _told(DCGM_FIELDS, device, (*gpu, device.mig_profile, instance, node, node, *_whose(holders)))
 
 
 def _of_container(node: str, container: ContainerMetrics) -> Iterator[Sample]:
-    of = (node, container.container, container.request_id)
+    of = (node, container.container, container.request_id, container.namespace, container.pod)
     yield from _told(CONTAINER_FIELDS, container, of)
     for held in container.use.gpus if container.use else ():
         yield from _told(HELD_FIELDS, held, (*of, held.uuid))

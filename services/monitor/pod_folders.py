@@ -19,10 +19,12 @@ from services.monitor.links import POD_RING, of_a_pod
 from shared.errors import FieldError
 from shared.messages.base import MAX_BODY_BYTES
 from shared.messages.ledger import ContainerLabels
+from shared.messages.place import Pod
 from shared.subjects import encode
 
 LABELS: Final = "volumes/kubernetes.io~downward-api/laxity-labels/container.json"
-"""Below the kubelet's folder of the pod, as the policies of k8s/ have it made."""
+"""Below the kubelet's folder of the pod, as the policies of k8s/ have it made; ``namespace`` and ``name`` lie beside it
+and say how Kubernetes calls the pod."""
 LOOK_US: Final = 250_000
 """How often pods are looked for: both volumes are there a second and more before the first container."""
 
@@ -69,8 +71,9 @@ class PodFolders:
             return
         if not text or not folder.is_dir():
             return
-        token = encode(ContainerLabels.from_json(text).container)
-        _put(folder, text)
+        labels = ContainerLabels.from_json(text)
+        token, pod = encode(labels.container), _pod(self._pods / uid / LABELS)
+        _put(folder, labels.model_copy(update={"pod": pod}).to_json() if pod else text)
         link = self._root / token
         if link.is_symlink() and link.readlink() != folder:
             link.unlink()
@@ -85,6 +88,15 @@ class PodFolders:
             path = Path(entry.path)
             if entry.is_symlink() and path not in known and of_a_pod(path.readlink()):
                 path.unlink(missing_ok=True)
+
+
+def _pod(labels: Path) -> Pod | None:
+    """The pod whose labels these are; None where its volume was made by somebody who does not tell."""
+    try:
+        namespace, name = ((labels.parent / file).read_text(encoding="utf-8") for file in ("namespace", "name"))
+        return Pod(namespace=namespace, name=name, uid=labels.parents[3].name)
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def _put(folder: Path, labels: bytes) -> None:

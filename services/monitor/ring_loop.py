@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from services.monitor.core import Forget, RingsRead, Wake
 from services.monitor.open_tasks import RingRows
 from services.monitor.pod_folders import PodFolders
-from services.monitor.rings import MAX_DEADLINE_US, RingCorruptError, RingDirectory, RingError, RingReader
+from services.monitor.rings import MAX_DEADLINE_US, NEVER_US, RingCorruptError, RingDirectory, RingError, RingReader
 from services.monitor.settings import MonitorSettings
 from shared.bus import Bus
 from shared.clock import Clock
@@ -26,12 +26,11 @@ TIDY_US: Final = 500_000
 MAX_UNSENT: Final = 256
 """Batches that may wait for the bus. Beyond it the rings are left to hold the records: they count what they lose."""
 
-PATIENCE_PER_RECORD_US: Final = 10
-"""Of the room in a ring: it overflows within its patience where more than 100,000 records a second come."""
+RECORDS_PER_S: Final = 80_000
+"""Where more than so many come, a ring may overflow within its patience."""
 QUIET_AFTER_US: Final = 1_000_000
 ASK_US: Final = 500_000
 """How often it is asked whether the writer of a ring without an open task is gone."""
-NEVER_US: Final = 1 << 62
 
 SHORTEST_PAUSE_US: Final = 200
 """So that a deadline that comes with every breath cannot make the thread spin."""
@@ -62,17 +61,17 @@ class _Ring:
     reader: RingReader
     inherited: bool
     limits: MonitorSettings
-    look_us: int = 0
-    """When to look at it next."""
     ask_us: int = 0
     """When to ask whether the writer is gone, although no task is open."""
     gone: bool = False
+    patience_us: int = 0
+    """How long after the last look at it the next one may be."""
     busy_us: int = 0
     """When it had something new or an open task last."""
     shortest_us: int = MAX_DEADLINE_US
     """The shortest deadline so far, of its tasks and of what the container declared."""
     info: RingInfo = field(init=False)
-    _patience_us: int = field(init=False)
+    _busy_patience_us: int = field(init=False)
     """How long records may wait in it: so that a task's begin is taken well before its deadline, as long as its
     deadline is no shorter than those seen before. Nothing is known of the first one."""
     _quiet_patience_us: int = field(init=False)
@@ -81,8 +80,9 @@ class _Ring:
     _labels: ContainerLabels | None = None
 
     def __post_init__(self) -> None:
-        self._patience_us, self._quiet_patience_us = self.limits.poll_us, self._at_most(self.limits.quiet_us)
+        self._busy_patience_us, self._quiet_patience_us = self.limits.poll_us, self._at_most(self.limits.quiet_us)
         self._label()
+        self.patience_us = self._busy_patience_us
 
     def _label(self) -> None:
         self.info, self._labels = ring_info(self.reader), self.reader.labels
@@ -93,13 +93,8 @@ class _Ring:
         """A task may have this deadline."""
         if deadline_us < self.shortest_us:
             self.shortest_us = deadline_us
-            self._patience_us = self._at_most(self.limits.batch_us)
+            self._busy_patience_us = self._at_most(self.limits.batch_us)
             self._quiet_patience_us = self._at_most(self.limits.quiet_us)
-
-    def rest(self, clock_us: int) -> None:
-        """It was looked at just now."""
-        patience_us = self._patience_us if clock_us - self.busy_us < QUIET_AFTER_US else self._quiet_patience_us
-        self.look_us = clock_us + patience_us
 
     def take(self, clock_us: int, due_us: int) -> RingRows | None:
         """What is new; None if there is nothing. Raises RingError and OSError.
@@ -111,35 +106,40 @@ class _Ring:
         if self._labels is not reader.labels:
             self._label()
         read = reader.read()
-        for _, _, _, _, stamp_us, deadline_us, _ in read.rows:
-            if deadline_us < self.shortest_us:
-                self._expect(deadline_us)
-            if stamp_us + deadline_us < due_us:  # noqa: PLR1730 - min() costs a call on the hot path
-                due_us = stamp_us + deadline_us
-        if self.gone or (due_us < clock_us and reader.writer_gone()):
+        if read.shortest_us < self.shortest_us:
+            self._expect(read.shortest_us)
+        if self.gone or ((due_us < clock_us or read.due_us < clock_us) and reader.writer_gone()):
             self.gone = True
             read = read.then(reader.read())
         if read.rows or due_us < NEVER_US:
             self.busy_us = clock_us
-        self.rest(clock_us)
+        self._rest(clock_us)
         if not (read.rows or read.lost or self.gone or read.taken != read.head or self._told is not self.info):
             return None
         self._told = self.info
-        rows, _, lost, head, taken = read
-        return RingRows(self.info, rows, lost, taken, head, self.gone, reader.header.pid, self.inherited)
+        return RingRows(
+            self.info, read.rows, read.lost, read.taken, read.head, self.gone, reader.header.pid, self.inherited
+        )
+
+    def _rest(self, clock_us: int) -> None:
+        if self.gone:
+            self.patience_us = 0
+        else:
+            quiet = clock_us - self.busy_us >= QUIET_AFTER_US
+            self.patience_us = self._quiet_patience_us if quiet else self._busy_patience_us
 
     def _at_most(self, most_us: int) -> int:
         """How long records may wait: their deadlines must be known well before they pass, and the ring not overflow."""
-        capacity_us = self.reader.header.capacity * PATIENCE_PER_RECORD_US
-        return max(self.limits.poll_us, min(most_us, capacity_us, self.shortest_us - 2 * self.limits.poll_us))
+        capacity_us = self.reader.header.capacity * 1_000_000 // RECORDS_PER_S
+        return max(self.limits.poll_us, min(most_us, capacity_us, self.shortest_us - self.limits.poll_us))
 
 
 class RingLoop:
     """The rings of one node. ``run`` and ``tidy`` are root tasks; ``wake`` and ``forget`` carry out the core's effects.
 
     The thread looks at a ring when its patience is at an end, which costs a third of what it would cost in the event
-    loop. It takes the records of all rings when one has some or the core wants it, posts what is new, and goes on once
-    the core has answered with Wake: one reading is under way at a time.
+    loop. It takes the records of all rings when one has some or the core wants it, and posts what is new. One reading
+    is under way at a time: the next one waits until the core has answered with Wake.
     """
 
     def __init__(
@@ -158,10 +158,20 @@ class RingLoop:
         self._batch_prefix = f"{settings.node}/{start_id}/"
         self._started_us = started_us
         self._stop = threading.Event()
-        self._answered = threading.Event()
         self._wake = Wake(0)
+        self._reading = False
+        """Whether one is under way."""
         self._scan_us = 0
+        self._until_us = NEVER_US
+        """How long the thread sleeps, unless the bell is rung."""
+        self._bell = threading.Lock()
+        """Held but when it rings. A lock: to wait for an Event costs five times as much."""
+        self._bell.acquire()
         self._rings: dict[str, _Ring] = {}
+        self._patient: dict[int, list[_Ring]] = {}
+        """By patience: those of the same are looked at together."""
+        self._look_us: dict[int, int] = {}
+        """By patience, when."""
         self._vanished: list[str] = []
         self._done: dict[str, int] = {}
         self._removable: deque[str] = deque()
@@ -173,12 +183,17 @@ class RingLoop:
             await asyncio.to_thread(self._poll, shell, lambda event: loop.call_soon_threadsafe(shell.post, event))
         finally:
             self._stop.set()
-            self._answered.set()
+            self._ring_bell()
 
     async def wake(self, effect: Wake) -> None:
-        """The core has taken the reading."""
-        self._wake = effect
-        self._answered.set()
+        """The core has taken the reading. The thread is woken only where it would sleep too long."""
+        self._wake, self._reading = effect, False
+        if effect.at_us < self._until_us:
+            self._ring_bell()
+
+    def _ring_bell(self) -> None:
+        if self._bell.locked():
+            self._bell.release()
 
     async def forget(self, effect: Forget) -> None:
         """The core has closed the ring; ``tidy`` has its file removed."""
@@ -212,17 +227,25 @@ class RingLoop:
             if self._before is not None:
                 self._before(clock_us)
             self._scan(clock_us)
-            if self._wanted(clock_us):
+            if not self._reading and self._wanted(clock_us):
                 if shell.unsent >= MAX_UNSENT:
                     time.sleep(self._settings.poll_us / 1_000_000)
                     continue
-                self._answered.clear()
+                self._reading = True
                 post(self._take(clock_us, shell))
-                while not self._answered.wait(TIDY_US / 1_000_000) and not self._stop.is_set():
-                    pass  # a core that has failed answers no more
-            look_us = min((ring.look_us for ring in self._rings.values()), default=clock_us + self._settings.idle_us)
-            until_us = min(self._wake.at_us, self._scan_us, look_us)
-            time.sleep(max(until_us - shell.clock.now_us(), SHORTEST_PAUSE_US) / 1_000_000)
+            self._sleep(clock_us, shell.clock)
+
+    def _sleep(self, clock_us: int, clock: Clock) -> None:
+        """Until a ring is to be looked at, or the core wants a reading, or the bell is rung."""
+        self._until_us = NEVER_US  # an answer that comes from here on rings
+        until_us = min(self._scan_us, min(self._look_us.values(), default=clock_us + self._settings.idle_us))
+        if not self._reading:
+            until_us = min(until_us, self._wake.at_us)
+        if self._reading and until_us <= clock_us:
+            until_us = clock_us + TIDY_US  # only its answer can help; a core that has failed gives none
+        else:
+            self._until_us = until_us
+        self._bell.acquire(timeout=max(until_us - clock.now_us(), SHORTEST_PAUSE_US) / 1_000_000)
 
     def _scan(self, clock_us: int) -> None:
         """Look for new and vanished rings and for writers that are gone, and remove what may be removed.
@@ -237,7 +260,8 @@ class RingLoop:
         found = self._directory.scan()
         for reader in found.new:
             inherited = reader.header.created_ns // 1_000 < self._started_us
-            self._rings[reader.ring] = _Ring(reader, inherited, self._settings, busy_us=clock_us)
+            ring = self._rings[reader.ring] = _Ring(reader, inherited, self._settings, busy_us=clock_us)
+            self._look_now(ring, clock_us)
         for reader in found.gone:
             if reader.ring in self._rings:
                 self._vanished.append(reader.ring)
@@ -246,39 +270,47 @@ class RingLoop:
         for name, ring in self._rings.items():
             if name in self._wake.due_us or clock_us >= ring.ask_us:
                 ring.ask_us = clock_us + ASK_US
-                ring.gone = ring.reader.writer_gone()
+                if not ring.gone and ring.reader.writer_gone():
+                    ring.gone = True
+                    self._look_now(ring, clock_us)
         removable = {self._removable.popleft() for _ in range(len(self._removable))}
         for reader in self._directory.readers if removable else ():
             if reader.ring in removable:
                 self._directory.remove(reader)
 
+    def _look_now(self, ring: _Ring, clock_us: int) -> None:
+        self._patient.setdefault(ring.patience_us, []).append(ring)
+        self._look_us[ring.patience_us] = clock_us
+
     def _wanted(self, clock_us: int) -> bool:
         """Whether it is time for a reading: the core wants one, or the writer of a ring is gone, or one has news."""
         if clock_us >= self._wake.at_us or self._vanished:
             return True
-        for ring in self._rings.values():
-            if ring.gone:
-                return True
-            if clock_us >= ring.look_us:
-                ring.rest(clock_us)
-                if ring.reader.waiting():
-                    return True
+        for patience_us, look_us in self._look_us.items():
+            if look_us <= clock_us:
+                for ring in self._patient[patience_us]:
+                    if ring.gone or ring.reader.waiting():
+                        return True
+                self._look_us[patience_us] = clock_us + patience_us
         return False
 
     def _take(self, clock_us: int, shell: Shell) -> RingsRead:
         """One reading of everything. A ring whose writer is gone is not read again: the core closes it."""
-        reads = []
+        reads, due_us = [], self._wake.due_us
+        patient: defaultdict[int, list[_Ring]] = defaultdict(list)
         for name, ring in list(self._rings.items()):
             try:
-                read = ring.take(clock_us, self._wake.due_us.get(name, NEVER_US))
+                read = ring.take(clock_us, due_us.get(name, NEVER_US))
             except (RingError, OSError) as error:
                 self._refuse(ring, error, shell.log)
                 continue
-            if read is None:
-                continue
-            reads.append(read)
-            if read.writer_gone and read.taken == read.head and name not in self._vanished:
-                del self._rings[name]
+            if read is not None:
+                reads.append(read)
+                if read.writer_gone and read.taken == read.head and name not in self._vanished:
+                    del self._rings[name]
+                    continue
+            patient[ring.patience_us].append(ring)
+        self._patient, self._look_us = patient, {patience_us: clock_us + patience_us for patience_us in patient}
         vanished, self._vanished = tuple(self._vanished), []
         for name in vanished:
             if gone := self._rings.pop(name, None):

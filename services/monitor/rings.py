@@ -19,7 +19,6 @@ import os
 import shutil
 import stat
 import struct
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,7 +27,8 @@ from typing import Final, NamedTuple, Self
 
 from services.monitor.changes import Changes
 from services.monitor.links import is_box
-from services.monitor.open_tasks import Row
+from services.monitor.listing import Listing
+from services.monitor.open_tasks import Fields
 from shared.errors import FieldError, LaxityError
 from shared.messages.base import MAX_BODY_BYTES
 from shared.messages.ledger import ContainerLabels
@@ -39,6 +39,7 @@ HEADER_SIZE: Final = 4096
 HEAD_OFFSET: Final = 128
 MIN_CAPACITY, MAX_CAPACITY = 16, 1 << 20
 MAX_DEADLINE_US: Final = 86_400_000_000
+NEVER_US: Final = 1 << 62
 ENDED: Final = "ended"
 """Name of the file that a backend puts beside the rings of a container that is gone for good."""
 MAX_RINGS_PER_CONTAINER: Final = 1024
@@ -52,12 +53,9 @@ RECORD: Final = struct.Struct("<QQQQBB22sQ")
 
 _LOOK_AT_ALL = 20
 """Scans until every folder is looked at again, whether or not it is said to have changed."""
-_row = tuple.__new__
-"""A row without the call in Python that Row() is: a third of its time."""
 _MANY_NAMES = 4096
 _LARGEST_SEQ = 1 << 62  # 146 years of a record each nanosecond: more is not a head
 _LAST_STAMP_NS = (1 << 63) - 1
-_SETTLED_NS = 100_000_000  # far more than one tick of the clock that stamps directories
 _RING_NAME_LENGTH = len("ring-") + 32 + len(".ring")
 
 
@@ -95,16 +93,27 @@ class RingRead(NamedTuple):
     one of them was not yet visible.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[Fields, ...]
     failed: tuple[int, ...]
     lost: int
     head: int
     taken: int
+    shortest_us: int = MAX_DEADLINE_US
+    """The shortest deadline of these rows."""
+    due_us: int = NEVER_US
+    """When the first of their tasks is past its deadline, ended or not."""
 
     def then(self, later: RingRead) -> RingRead:
         """Both as one."""
-        rows, failed = self.rows + later.rows, self.failed + later.failed
-        return RingRead(rows, failed, self.lost + later.lost, later.head, later.taken)
+        return RingRead(
+            self.rows + later.rows,
+            self.failed + later.failed,
+            self.lost + later.lost,
+            later.head,
+            later.taken,
+            min(self.shortest_us, later.shortest_us),
+            min(self.due_us, later.due_us),
+        )
 
 
 class RingReader:
@@ -222,8 +231,9 @@ class RingReader:
         On a machine that reorders stores a record may become visible after the head that counts it; it gets one more
         read. What is still not whole then is lost.
         """
-        rows: list[Row] = []
+        rows: list[Fields] = []
         failed: list[int] = []
+        shortest_us, due_us = MAX_DEADLINE_US, NEVER_US
         lost, taken, texts = kept - self._taken - 1, head, self._texts
         seq = kept - 1
         for written, stamp_ns, task, deadline_us, kind, status, name, again in RECORD.iter_unpack(records):
@@ -234,7 +244,12 @@ class RingReader:
                 and 1 <= deadline_us <= MAX_DEADLINE_US
                 and stamp_ns <= _LAST_STAMP_NS
             ):
-                rows.append(_row(Row, (kind, seq, task, task, stamp_ns // 1000, deadline_us, texts[name])))
+                stamp_us = stamp_ns // 1000
+                rows.append((kind, seq, task, task, stamp_us, deadline_us, texts[name]))
+                if deadline_us < shortest_us:  # noqa: PLR1730 - min() costs a call for each record
+                    shortest_us = deadline_us
+                if stamp_us + deadline_us < due_us:  # noqa: PLR1730
+                    due_us = stamp_us + deadline_us
                 if status and kind == END:
                     failed.append(seq)
             elif seq > self._doubted:
@@ -244,7 +259,7 @@ class RingReader:
                 lost += 1
         self._taken, self._quiet = taken, taken.to_bytes(8, "little")
         self._nothing = None
-        return RingRead(tuple(rows), tuple(failed), lost, head, taken)
+        return RingRead(tuple(rows), tuple(failed), lost, head, taken, shortest_us, due_us)
 
 
 class RingHeader(NamedTuple):
@@ -320,7 +335,7 @@ class RingDirectory:
         self._settled = False
         """Whether a change of any of them will be such a hint."""
         self._scans = 0
-        self._listing = _Listing(root)
+        self._listing = Listing(root)
         self._containers: dict[str, _Container] = {}
 
     @property
@@ -382,7 +397,7 @@ class RingDirectory:
         self._containers.clear()
         self._changes.close()
 
-    def _names(self, listing: _Listing) -> set[str] | None:
+    def _names(self, listing: Listing) -> set[str] | None:
         """None where they are as before."""
         if self._hints is not None and listing.told_of and listing.name not in self._hints:
             return None
@@ -402,7 +417,7 @@ class RingDirectory:
         for token in sorted(tokens - self._containers.keys()):
             path = self._listing.path / token
             if not token.startswith(".") and is_box(path):
-                self._containers[token] = _Container(_Listing(path))
+                self._containers[token] = _Container(Listing(path))
 
     def _open_new(self, container: _Container, names: set[str]) -> Iterator[RingReader]:
         for name in sorted(names - container.readers.keys() - container.refused):
@@ -442,37 +457,9 @@ class RingDirectory:
             reader.container, reader.labels = container.name, container.labels
 
 
-class _Listing:
-    """The names in a directory, given again only after they may have changed."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.name = path, str(path)
-        self.settled_ns: int | None = None
-        self.watched = False
-
-    @property
-    def told_of(self) -> bool:
-        """Whether any change that is to come will be told."""
-        return self.watched and self.settled_ns is not None
-
-    def changed(self) -> set[str] | None:
-        """All names, none where the directory is missing; None while they are as before. Raises other OSErrors."""
-        try:
-            modified_ns = os.stat(self.name).st_mtime_ns  # noqa: PTH116 - a third of Path.stat()
-            if modified_ns == self.settled_ns:
-                return None
-            now_ns = time.time_ns()
-            names = {path.name for path in self.path.iterdir()}
-        except (FileNotFoundError, NotADirectoryError):
-            names, modified_ns, now_ns = set(), 0, 0
-        # Two changes within one tick of the clock leave one stamp: only a stamp that is clearly past says "as before".
-        self.settled_ns = modified_ns if now_ns - modified_ns > _SETTLED_NS else None
-        return names
-
-
 @dataclass(slots=True)
 class _Container:
-    listing: _Listing
+    listing: Listing
     labels: ContainerLabels | None = None
     problem: str = ""
     readers: dict[str, RingReader] = field(default_factory=dict)

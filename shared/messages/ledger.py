@@ -8,7 +8,7 @@ from functools import lru_cache
 from pydantic import Field
 
 from shared.messages.base import Message, Name
-from shared.messages.place import Kind, PlaceRequest, Realtime, Reason, State
+from shared.messages.place import Kind, PlaceRequest, Pod, Realtime, Reason, State
 
 SHARE_WHOLE_MICRO = 1_000_000
 
@@ -198,3 +198,5 @@ class ContainerLabels(Message):
     node: Name
     reservation: Reservation
     name: str | None = None
+    pod: Pod | None = None
+    """Written by the monitor into what it read of a kubelet's folder; no backend sets it."""

@@ -135,6 +135,9 @@ class ContainerMetrics(Message):
     tasks_us: int | None = None
     """Time in which a task of it was open since the monitor's start, added up over its processes: what the samples of
     ``use.gpus`` are to be compared with. None where it has no ring."""
+    pod: str | None = None
+    namespace: str | None = None
+    """Of a container in a pod, as Kubernetes calls that."""
     use: ContainerUse | None = None
     """None where nothing beyond the processes of the container is known."""
 

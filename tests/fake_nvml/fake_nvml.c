@@ -273,6 +273,18 @@ NUMBER(DeviceGetTotalEnergyConsumption, unsigned long long)
 NUMBER(DeviceGetCurrentClocksEventReasons, unsigned long long)
 NUMBER(DeviceGetCurrentClocksThrottleReasons, unsigned long long)
 
+typedef struct { unsigned long long reference_us, violation_ns; } violation;
+
+int nvmlDeviceGetViolationStatus(device *d, int policy, violation *v) {
+    const char *answer;
+    char call[64];
+    int code;
+    snprintf(call, sizeof call, "DeviceGetViolationStatus:%d", policy);
+    code = find(call, d, NOT_SUPPORTED, &answer);
+    if (code == OK) v->reference_us = next(&answer), v->violation_ns = next(&answer);
+    return code;
+}
+
 int nvmlDeviceGetTotalEccErrors(device *d, int kind, int since, unsigned long long *errors) {
     const char *answer;
     char call[64];
@@ -331,6 +343,53 @@ int nvmlDeviceGetProcessUtilization(device *d, sample *list, unsigned *room, uns
         if (at_us > since_us) list[found++] = (sample){pid, at_us, percent, 0, 0, 0};
     }
     return *room = found, found ? OK : NOT_FOUND;
+}
+
+/* --- what a part of a GPU does --- */
+
+typedef struct { device *d; unsigned instance; } gpm_sample;
+typedef struct { unsigned id; int code; double value; const char *info[3]; } gpm_metric;
+typedef struct { unsigned version, count; gpm_sample *before, *now; gpm_metric metrics[477]; } gpm_metrics;
+typedef struct { unsigned version, supported; } gpm_support;
+
+int nvmlGpmQueryDeviceSupport(device *d, gpm_support *s) {
+    const char *answer;
+    int code = find("GpmQueryDeviceSupport", d, NOT_SUPPORTED, &answer);
+    if (s->version != 1) return VERSION_MISMATCH;
+    if (code == OK) s->supported = next32(&answer);
+    return code;
+}
+
+int nvmlGpmSampleAlloc(gpm_sample **made) {
+    *made = calloc(1, sizeof **made);
+    return OK;
+}
+
+int nvmlGpmSampleFree(gpm_sample *sample) {
+    free(sample);
+    return OK;
+}
+
+int nvmlGpmMigSampleGet(device *d, unsigned instance, gpm_sample *sample) {
+    const char *answer;
+    char call[64];
+    *sample = (gpm_sample){d, instance};
+    snprintf(call, sizeof call, "GpmMigSampleGet:%u", instance);
+    return find(call, d, OK, &answer);
+}
+
+/* A row of the GPU has, by metric and instance, the value between any two samples: GpmMetricsGet:1:5 0 37.5 */
+int nvmlGpmMetricsGet(gpm_metrics *asked) {
+    const char *answer;
+    char call[64];
+    unsigned i;
+    if (asked->version != 1) return VERSION_MISMATCH;
+    for (i = 0; i < asked->count; ++i) {
+        snprintf(call, sizeof call, "GpmMetricsGet:%u:%u", asked->metrics[i].id, asked->now->instance);
+        asked->metrics[i].code = find(call, asked->now->d, NOT_SUPPORTED, &answer);
+        asked->metrics[i].value = strtod(answer, NULL);
+    }
+    return OK;
 }
 
 /* --- what happens to it --- */

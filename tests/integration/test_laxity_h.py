@@ -19,7 +19,7 @@ import laxity
 from laxity import ring, tasks
 from laxity.ring import HEADER_SIZE, RECORD_SIZE
 from services.monitor.rings import BEGIN, END, RingDirectory, RingRead
-from tests.ring_columns import column
+from tests.ring_columns import column, named
 
 HEADER = Path(laxity.__file__).with_name("laxity.h")
 SOURCE = Path(__file__).parents[1] / "laxity_h" / "marks.c"
@@ -51,6 +51,16 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
         return built[key]
 
     return make
+
+
+@pytest.mark.parametrize("standard", ["c++11", "c++14", "c++17", "c++20"])
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+def test_it_is_cpp_without_a_warning_also_without_extensions(compiler: str, standard: str) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"there is no {compiler}")
+    command = [compiler, "-x", "c++", f"-std={standard}", *STRICT, "-fsyntax-only", f"-I{HEADER.parent}", str(SOURCE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (0, "") == (done.returncode, done.stderr)
 
 
 @pytest.fixture
@@ -133,8 +143,8 @@ def test_threads_mark_tasks_at_once_and_each_is_read_once(build: Build, box: Pat
     (read,) = taken(directory)
     assert (list(range(1, 8001)), 0) == (column(read, "seq"), read.lost)
     assert {BEGIN: 4000, END: 4000} == Counter(column(read, "kind"))
-    begun = {row.seq for row in read.rows if row.kind == BEGIN}
-    assert begun == {row.begin_seq for row in read.rows if row.kind == END}
+    begun = {row.seq for row in named(read) if row.kind == BEGIN}
+    assert begun == {row.begin_seq for row in named(read) if row.kind == END}
 
 
 @pytest.mark.parametrize("language", ["c99", "c++"])

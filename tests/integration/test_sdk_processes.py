@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from services.monitor.rings import BEGIN, END, RingDirectory, RingRead, RingReader
-from tests.ring_columns import column
+from tests.ring_columns import column, named
 
 SDK = Path(__file__).parents[2] / "sdk" / "src"
 PATIENCE_S = 20.0
@@ -79,8 +79,8 @@ def tell(process: subprocess.Popen[str]) -> None:
 
 
 def assert_ended_once_each(read: RingRead) -> None:
-    begins = [row.seq for row in read.rows if row.kind == BEGIN]
-    ends = [row.begin_seq for row in read.rows if row.kind == END]
+    begins = [row.seq for row in named(read) if row.kind == BEGIN]
+    ends = [row.begin_seq for row in named(read) if row.kind == END]
     assert begins == sorted(ends)
     assert (0, read.head) == (read.lost, read.taken)
 
@@ -140,7 +140,7 @@ if child == 0:
 
 
 def pairs(read: RingRead) -> list[tuple[str, int]]:
-    return [(row.name, row.kind) for row in read.rows]
+    return [(row.name, row.kind) for row in named(read)]
 
 
 def test_a_fork_while_other_threads_write_leaves_no_lock_behind(start: Start, directory: RingDirectory) -> None:
@@ -206,7 +206,7 @@ input()
 """
     process = start(program)
     assert "ready" == line(process)
-    gone = {reader.read().rows[0].name: reader.writer_gone() for reader in directory.scan().new}
+    gone = {named(reader.read())[0].name: reader.writer_gone() for reader in directory.scan().new}
     assert {"before": True, "after": False} == gone
     tell(process)
     finish(process)
@@ -258,7 +258,7 @@ for number in range(30_000):
     assert 60_000 == len(seqs) + sum(read.lost for read in reads)
     assert 0 < sum(read.lost for read in reads)
     for read in reads:
-        assert [int(row.name.removeprefix("task-")) + 1 for row in read.rows] == column(read, "deadline_us")
+        assert [int(row.name.removeprefix("task-")) + 1 for row in named(read)] == column(read, "deadline_us")
 
 
 HANDLER = """

@@ -19,6 +19,11 @@ FROM_DEVICES = {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": f"me
 FROM_LABEL = {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.labels['laxity.dev/container']"}}}
 FROM_GATED = {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.annotations['laxity.dev/gated']"}}}
 GPU = {"laxity.dev/gpu-milli": "250", "laxity.dev/gpu-mib": "4096"}
+FILES = {
+    "container.json": "metadata.annotations['laxity.dev/labels']",
+    "namespace": "metadata.namespace",
+    "name": "metadata.name",
+}
 numbers = itertools.count()
 
 
@@ -66,7 +71,9 @@ def test_KU23_KU25_every_container_has_one_entry_and_it_is_that_of_the_annotatio
         assert ("/run/laxity/ring", False) == mounted["laxity-ring"]
         assert ("/run/laxity/labels", True) == mounted["laxity-labels"]
     assert [{"value": "b"}] == entries(made["spec"]["containers"][0])["A"]
-    assert {"laxity-labels", "laxity-ring"} <= {volume["name"] for volume in made["spec"]["volumes"]}
+    (labels,) = (volume for volume in made["spec"]["volumes"] if volume["name"] == "laxity-labels")
+    assert FILES == {item["path"]: item["fieldRef"]["fieldPath"] for item in labels["downwardAPI"]["items"]}
+    assert "laxity-ring" in {volume["name"] for volume in made["spec"]["volumes"]}
 
 
 def test_KU24_a_pod_begins_with_void_and_the_placers_binding_says_what_it_has(installed: Installed, name: str) -> None:

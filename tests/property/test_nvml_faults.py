@@ -38,6 +38,9 @@ BUSY = (
     "DeviceGetFanSpeed [0-9]* 30",
     "DeviceGetPcieReplayCounter [0-9]* 3",
     "DeviceGetRetiredPages* [0-9]* 1",
+    "DeviceGetViolationStatus:? [0-9]* 7 9000",
+    "GpmQueryDeviceSupport [0-9]* 1",
+    "GpmMetricsGet:* [0-9]* 40",
 )
 """What makes a machine one without a zero; a driver refuses what it refuses all the same."""
 LIMITS = {
@@ -65,7 +68,10 @@ CALLS = (
     *("GetComputeMode", "GetPersistenceMode", "GetMaxMigDeviceCount", "GetGpuInstanceId", "GetPciInfo_v3"),
     *("GetRetiredPages*", "GetPcieReplayCounter", "GetMaxClockInfo:1", "GetSupportedEventTypes", "RegisterEvents"),
     *("GetNvLinkState:*", "GetNvLinkRemotePciInfo_v2:*", "GetTopologyCommonAncestor:*", "GetProcessUtilization"),
+    "GetViolationStatus:?",
 )
+GPM = ("GpmQueryDeviceSupport", "GpmMigSampleGet:*", "GpmMigSampleGet:5", "GpmMetricsGet:*", "GpmMetricsGet:1:2")
+OF_GPM = ("nan", "-inf", "1e308", "-3", "100.0001", "37.5", "error 4", "error 13", "error 15", "error 25", "error 999")
 WIDE = (
     "*",
     "EventSetWait_v2",
@@ -109,6 +115,8 @@ def fault(draw: random.Random) -> str:
         return f"{draw.choice(WIDE)} {device} error {draw.choice((15, 16, *CODES))}"
     if kind < 0.10:
         return f"Device{call} {device} delay {draw.choice((1, 2, 5))}"
+    if kind < 0.13:
+        return f"{draw.choice(GPM)} {device} {draw.choice(OF_GPM)}"
     if kind < 0.45:
         return f"Device{call} {device} error {draw.choice(CODES)}"
     return f"Device{call} {device} {garbage(draw, call)}"
@@ -156,6 +164,7 @@ class Watched:
             if not late and self.spared(device, faults):
                 changed = values(device).items() - self.well[device.uuid].items()
                 changed = {each for each in changed if each[0] != "xid"}  # what happened stays so
+                changed = {each for each in changed if why(device, each[0]) != Reason.FIRST_SAMPLE}  # a rate anew
                 assert (set(), faults) == (changed, faults), device
 
     def publishes(self) -> NodeMetrics:

@@ -13,6 +13,7 @@ import laxity
 from laxity.ring import BEGIN, END, HEADER_SIZE, RECORD_SIZE, Ring
 from laxity.tasks import Task
 from services.monitor.rings import RingError, RingReader
+from tests.ring_columns import named
 
 CAPACITY = 16
 Row = tuple[int, int, int, str, int]  # seq, kind, begin_seq, name, deadline_us
@@ -59,7 +60,7 @@ class Collected:
 
     def read(self) -> None:
         read = self.reader.read()
-        self.rows.extend((row.seq, row.kind, row.begin_seq, row.name, row.deadline_us) for row in read.rows)
+        self.rows.extend((row.seq, row.kind, row.begin_seq, row.name, row.deadline_us) for row in named(read))
         self.lost += read.lost
         assert read.taken == len(self.rows) + self.lost
         assert read.taken <= read.head

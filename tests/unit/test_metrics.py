@@ -29,7 +29,7 @@ from services.monitor.probes.base import (
 from shared.effects import Tick
 from shared.kubernetes import list_watch
 from shared.log import logger
-from shared.messages import Regime
+from shared.messages import Pod, Regime
 from shared.metrics import Metric, Sample
 from shared.service import numbers as of_all
 from shared.service.exposition import Exposition
@@ -177,9 +177,9 @@ def monitored(
 
 def test_a_gpu_has_the_names_units_and_labels_of_dcgm_exporter() -> None:
     told = monitored(reading("GPU-1", Reading(0.5)))
-    labels = ("3", "GPU-1", "", "nvidia3", "H100", "", "", "node-1", "node-1")
+    labels = ("3", "GPU-1", "", "nvidia3", "H100", "", "", "node-1", "node-1", "", "", "")
     known = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID", "Hostname", "hostname")
-    assert known == of_monitor.DCGM_FIELDS[0].metric.labels
+    assert (*known, "container", "namespace", "pod") == of_monitor.DCGM_FIELDS[0].metric.labels
     dcgm = {name: value for (name, of), value in told.items() if name.startswith("DCGM") and of == labels}
     assert {"DCGM_FI_DEV_GPU_UTIL": 50, "DCGM_FI_DEV_FB_USED": 559, "DCGM_FI_DEV_FB_FREE": 81_000} == dcgm
     assert 559 * 2**20 == told["laxity_device_memory_used_bytes", ("node-1", "GPU-1")]
@@ -199,10 +199,19 @@ def test_health_has_the_names_and_units_of_dcgm_exporter_and_what_is_unknown_is_
     health = {"power_mw": Reading(118_500), "xid": Reading(79), "energy_mj": Reading(None, "not_supported")}
     card = replace(reading("MIG-1", Reading(0.5)), pci_bus_id="00000000:1B:00.0", gpu_instance=2, mig_profile="1g.18gb")
     told = monitored(replace(card, health=health))
-    labels = ("3", "MIG-1", "00000000:1B:00.0", "nvidia3", "H100", "1g.18gb", "2", "node-1", "node-1")
+    labels = ("3", "MIG-1", "00000000:1B:00.0", "nvidia3", "H100", "1g.18gb", "2", "node-1", "node-1", "", "", "")
     assert (118.5, 79) == tuple(told[f"DCGM_FI_DEV_{name}", labels] for name in ("POWER_USAGE", "XID_ERRORS"))
     assert ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", labels) not in told
     assert 0 == told["laxity_device_field_supported", ("node-1", "MIG-1", "energy_mj", "not_supported")]
+
+
+def test_time_in_which_clocks_were_held_back_is_told_in_seconds() -> None:
+    health = {"power_throttled_us": Reading(2_500_000), "thermal_throttled_us": Reading(None, "deprecated")}
+    told = monitored(replace(reading("GPU-1", Reading(0.5)), health=health))
+    assert {("laxity_device_power_throttled_seconds_total", ("node-1", "GPU-1")): 2.5} == {
+        key: value for key, value in told.items() if "throttled" in key[0]
+    }
+    assert 0 == told["laxity_device_field_supported", ("node-1", "GPU-1", "thermal_throttled_us", "deprecated")]
 
 
 def test_xids_are_told_by_code_with_the_time_of_the_last() -> None:
@@ -221,9 +230,44 @@ def test_what_a_containers_control_group_says_is_told_and_what_it_does_not_say_i
     use = ContainerUseReading(cpu_us=Reading(2_500_000), throttled_periods=Reading(None, "not_visible"), gpus=gpus)
     told = monitored(containers=(ContainerReading("c", "q", use=use),))
     assert {
-        ("laxity_container_cpu_seconds_total", ("node-1", "c", "q")): 2.5,
-        ("laxity_container_device_memory_bytes", ("node-1", "c", "q", "GPU-1")): 300 * 2**20,
+        ("laxity_container_cpu_seconds_total", ("node-1", "c", "q", "", "")): 2.5,
+        ("laxity_container_device_memory_bytes", ("node-1", "c", "q", "", "", "GPU-1")): 300 * 2**20,
     } == {key: value for key, value in told.items() if key[0].startswith("laxity_container")}
+
+
+def holder(container: str, pod: Pod | None, *uuids: str) -> ContainerReading:
+    return ContainerReading(
+        container, "q", pod=pod, use=ContainerUseReading(gpus=dict.fromkeys(uuids, Reading(1)), cpu_us=Reading(0))
+    )
+
+
+@pytest.mark.parametrize(
+    ("containers", "expected"),
+    [
+        ([holder("laxity-1", None, "GPU-1")], ("laxity-1", "", "")),
+        (
+            [holder("laxity-1", Pod(namespace="vision", name="detector-0", uid="u"), "GPU-1")],
+            ("", "vision", "detector-0"),
+        ),
+        ([holder("laxity-1", None, "GPU-1"), holder("laxity-2", None, "GPU-1")], ("", "", "")),
+        ([holder("laxity-1", None, "GPU-2")], ("", "", "")),
+    ],
+    ids=["docker", "pod", "shared", "elsewhere"],
+)
+def test_a_gpu_that_one_container_has_is_told_with_its_names(
+    containers: list[ContainerReading], expected: tuple[str, str, str]
+) -> None:
+    told = monitored(reading("GPU-1", Reading(0.5)), containers=tuple(containers))
+    assert [expected] == [of[-3:] for name, of in told if name == "DCGM_FI_DEV_GPU_UTIL"]
+
+
+def test_what_a_container_in_a_pod_uses_is_told_with_the_names_of_the_pod() -> None:
+    pod = Pod(namespace="vision", name="detector-0", uid="u")
+    told = monitored(containers=(holder("laxity-1", pod, "GPU-1"),))
+    of = ("node-1", "laxity-1", "q", "vision", "detector-0")
+    assert {("laxity_container_cpu_seconds_total", of), ("laxity_container_device_memory_bytes", (*of, "GPU-1"))} == {
+        key for key in told if key[0].startswith("laxity_container")
+    }
 
 
 def test_a_core_has_no_dcgm_name() -> None:

@@ -66,6 +66,44 @@ def test_M4_utilisation_with_mig_on_is_unknown_because_of_it(node: Node, whose: 
     assert known(0.25) == devices[GPU1].utilisation_ratio  # it is not split
 
 
+GPM = ("GpmQueryDeviceSupport 0 1", "GpmMetricsGet:1:2 0 37.5", "GpmMetricsGet:1:5 0 0")
+
+
+def mig_utilisation(node: Node) -> list[Measured]:
+    devices = {device.uuid: device for device in told(node.seen[-1]).devices}
+    return [devices[uuid].utilisation_ratio for uuid in (MIG0, MIG3)]
+
+
+def test_M4_utilisation_of_a_mig_device_is_told_by_gpm_from_the_second_sample_on(node: Node) -> None:
+    node.plays("h200-mig")
+    node.driver.fails(*GPM)
+    node.process.restart()
+    node.until(lambda devices: any(device.utilisation_ratio.reason == Reason.FIRST_SAMPLE for device in devices))
+    assert [unknown("first_sample")] * 2 == mig_utilisation(node)
+    node.answers()
+    assert [known(0.375), known(0)] == mig_utilisation(node)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("GpmQueryDeviceSupport 0 0", "mig_enabled"),
+        ("GpmQueryDeviceSupport 0 error 13", "mig_enabled"),
+        ("GpmMigSampleGet:* 0 error 4", "no_permission"),
+        ("GpmMetricsGet:* 0 error 4", "no_permission"),
+        ("GpmMetricsGet:* 0 error 15", "gpu_lost"),
+        ("GpmMetricsGet:* 0 nan", "unreadable"),
+        ("GpmMetricsGet:* 0 1e300", "implausible"),
+        ("GpmMetricsGet:* 0 -1", "implausible"),
+    ],
+)
+def test_utilisation_that_gpm_does_not_tell_is_unknown_with_the_reason(node: Node, row: str, reason: str) -> None:
+    node.plays("h200-mig")
+    after(node, *GPM, row)
+    node.answers()
+    assert [unknown(reason)] * 2 == mig_utilisation(node)
+
+
 def test_remapped_rows_with_mig_on_are_unknown(node: Node) -> None:
     (first, *_) = node.tells("h200-mig")
     assert [unknown("mig_enabled")] * 2 == [
@@ -260,6 +298,15 @@ def test_throttle_reasons_are_found_under_either_of_their_names(node: Node, miss
 def test_throttle_reasons_of_a_driver_that_has_neither_name_are_unknown(node: Node) -> None:
     device = after(node, "DeviceGetCurrentClocks* * error 13")[0]
     assert unknown("not_in_this_driver") == device.health["throttle_reasons"]
+
+
+def test_how_long_clocks_were_held_back_is_told_in_microseconds_or_why_not(node: Node) -> None:
+    node.plays("h200")
+    rows = ("DeviceGetViolationStatus:0 0 77 5000000000", "DeviceGetViolationStatus:1 0 77 0")
+    first, second = after(node, *rows, "DeviceGetViolationStatus:? 1 error 3")
+    names = ("power_throttled_us", "thermal_throttled_us")
+    assert [known(5_000_000), known(0)] == [first.health[name] for name in names]
+    assert [unknown("not_supported")] * 2 == [second.health[name] for name in names]
 
 
 def test_persistence_mode_is_told(node: Node) -> None:

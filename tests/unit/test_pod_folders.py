@@ -14,7 +14,7 @@ from services.monitor.gate.boxes import Boxes
 from services.monitor.links import POD_RING, is_box
 from services.monitor.pod_folders import LABELS, LOOK_US, PodFolders
 from services.monitor.rings import RingDirectory
-from shared.messages import Kind, Realtime
+from shared.messages import ContainerLabels, Kind, Pod, Realtime
 from tests.manifests import named
 from tests.monitor_folders import labels_of
 
@@ -36,14 +36,15 @@ class Kubelet:
         self.ring(uid).mkdir(parents=True)
         return self.ring(uid)
 
-    def label(self, text: bytes, uid: str = UID) -> None:
+    def label(self, text: bytes, uid: str = UID, **names: str) -> None:
         """As it writes a downward-API volume: a folder by time, a link to it, and a link for each file."""
         volume = (self.pods / uid / LABELS).parent
         written = volume / "..2026_11_30_08_00_00.1"
         written.mkdir(parents=True)
-        (written / "container.json").write_bytes(text)
         (volume / "..data").symlink_to(written.name)
-        (volume / "container.json").symlink_to("..data/container.json")
+        for name, content in {"container.json": text, **{name: said.encode() for name, said in names.items()}}.items():
+            (written / name).write_bytes(content)
+            (volume / name).symlink_to(f"..data/{name}")
 
     def ended(self, uid: str = UID) -> None:
         shutil.rmtree((self.pods / uid / LABELS).parent)
@@ -78,6 +79,26 @@ def wrote(folder: Path, tasks: int) -> Ring:
         task.ring = made
         task.__enter__().end()
     return made
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ({"namespace": "vision", "name": "detector-0"}, Pod(namespace="vision", name="detector-0", uid=UID)),
+        ({"name": "detector-0"}, None),
+        ({"namespace": "", "name": "detector-0"}, None),
+        ({}, None),
+    ],
+)
+def test_the_labels_tell_how_kubernetes_calls_the_pod(
+    folders: PodFolders, kubelet: Kubelet, root: Path, text: bytes, names: dict[str, str], expected: Pod | None
+) -> None:
+    kubelet.volumes()
+    kubelet.label(text, **names)
+    folders.look(0)
+    told = ContainerLabels.from_json((root / "detector" / "container.json").read_bytes())
+    assert (expected, {}) == (told.pod, folders.counts)
+    assert ContainerLabels.from_json(text) == told.model_copy(update={"pod": None})
 
 
 def test_a_pod_is_a_container_once_it_is_bound(folders: PodFolders, kubelet: Kubelet, root: Path, text: bytes) -> None:
@@ -223,4 +244,4 @@ def test_the_volumes_are_those_that_the_policy_makes() -> None:
 
     assert f'"{Path(POD_RING).name}"' in policy
     assert f'"{Path(LABELS).parent.name}"' in policy
-    assert f'dyn("{Path(LABELS).name}")' in policy
+    assert all(f'"path": "{name}"' in policy for name in (Path(LABELS).name, "namespace", "name"))

@@ -11,7 +11,7 @@ import laxity
 from laxity import ring, tasks
 from services.monitor import rings
 from services.monitor.rings import RingRead, RingReader
-from tests.ring_columns import column
+from tests.ring_columns import column, named
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def taken(directory: Path) -> RingRead:
 def rows(directory: Path) -> list[tuple[str, int, int, bool]]:
     """(name, kind, sequence of the begin, failed) of every record."""
     read = taken(directory)
-    return [(row.name, row.kind, row.begin_seq, row.seq in read.failed) for row in read.rows]
+    return [(row.name, row.kind, row.begin_seq, row.seq in read.failed) for row in named(read)]
 
 
 def test_sdk_and_monitor_agree_on_the_format() -> None:
@@ -74,7 +74,7 @@ def test_a_with_block_writes_its_begin_and_its_end(ring_directory: Path) -> None
     assert [1, 2] == column(read, "kind")
     assert [1, 1] == column(read, "begin_seq")
     assert [50_000, 50_000] == column(read, "deadline_us")
-    assert read.rows[0].stamp_us <= read.rows[1].stamp_us
+    assert named(read)[0].stamp_us <= named(read)[1].stamp_us
 
 
 def test_an_exception_marks_the_task_as_failed_and_passes_unchanged(ring_directory: Path) -> None:

@@ -13,7 +13,7 @@ import laxity.asgi
 import laxity.stream
 from laxity.asgi import DeadlineMiddleware
 from shared.testing.wait import until
-from tests.ring_columns import column
+from tests.ring_columns import column, named
 from tests.unit import test_sdk
 from tests.unit.test_sdk import rows, taken
 
@@ -126,11 +126,11 @@ async def test_the_end_is_stamped_when_the_stream_is_done_and_not_when_the_launc
         with laxity.stream.task(name, deadline_us=50_000, stream=stream):
             pass
     assert [BEGIN, BEGIN] == [kind for _, kind, _, _ in rows(ring_directory)]
-    launched_us = taken(ring_directory).rows[-1].stamp_us
+    launched_us = named(taken(ring_directory))[-1].stamp_us
     stream.events[0].done.set()
     await until(lambda: len(rows(ring_directory)) == 3)
     assert ("first", END, 1, False) == rows(ring_directory)[2]
-    assert taken(ring_directory).rows[-1].stamp_us >= launched_us
+    assert named(taken(ring_directory))[-1].stamp_us >= launched_us
     stream.events[1].error = RuntimeError("the device is lost")
     stream.events[1].done.set()
     await until(lambda: len(rows(ring_directory)) == 4)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from services.monitor.probes.reasons import Reason
-from shared.messages import Regime
+from shared.messages import Pod, Regime
 
 FIRST_SAMPLE: Final = Reason.FIRST_SAMPLE
 NOT_SUPPORTED: Final = Reason.NOT_SUPPORTED
@@ -109,6 +109,7 @@ class ContainerReading:
     pids: tuple[int, ...] = ()
     cpu_ratio: Reading = Reading(None, NOT_SUPPORTED)
     memory_mib: Reading = Reading(None, NOT_SUPPORTED)
+    pod: Pod | None = None
     use: ContainerUseReading | None = None
 
 

@@ -182,10 +182,11 @@ class CpuProbe:
     def _container(self, token: str, usage: _Usage | None, group: Group | None) -> ContainerReading:
         labels = self._labels[token][1]
         name, request = (labels.container, labels.reservation.request_id) if labels else (token, None)
+        pod = labels.pod if labels else None
         if usage is None:  # no process: it has ended, or has not begun
-            return ContainerReading(name, request, (), Reading(None, UNREADABLE), Reading(None, UNREADABLE))
+            return ContainerReading(name, request, (), Reading(None, UNREADABLE), Reading(None, UNREADABLE), pod)
         use = self._groups.use(group) if group else None
-        return ContainerReading(name, request, usage.pids, usage.cpu_ratio, Reading(usage.memory_mib), use)
+        return ContainerReading(name, request, usage.pids, usage.cpu_ratio, Reading(usage.memory_mib), pod, use)
 
     def _usage(self, processes: list[Process], sample: _Sample) -> _Usage:
         pages = sum(process.resident_pages for process in processes)

@@ -13,6 +13,7 @@ from typing import Final
 
 from services.monitor.probes import proc as procfs
 from services.monitor.probes.base import (
+    FIRST_SAMPLE,
     IMPLAUSIBLE,
     MIG_ENABLED,
     NOT_SUPPORTED,
@@ -66,6 +67,8 @@ _OF_THE_BOARD: Final = frozenset(
         "sm_clock_max_mhz",
         "memory_clock_mhz",
         "throttle_reasons",
+        "power_throttled_us",
+        "thermal_throttled_us",
         "ecc_corrected",
         "ecc_uncorrected",
         "remapped_rows_correctable",
@@ -81,6 +84,7 @@ _OF_THE_BOARD: Final = frozenset(
     }
 )
 """What is as true of a MIG device as of its GPU. Power is not: the devices of one GPU would add up to a multiple."""
+_WITHOUT_GPM: Final = frozenset({Reason.NOT_SUPPORTED, Reason.NOT_IN_THIS_DRIVER})
 _EXCLUSIVE_THREAD, _PROHIBITED, _EXCLUSIVE_PROCESS = 1, 2, 3  # NVML's compute modes
 
 
@@ -356,11 +360,13 @@ def _without_zeros(raw: RawDevice) -> RawDevice:
 
 
 def _utilisation(raw: RawDevice) -> Reading:
-    """Of a MIG device there is none; the driver answers zero or nothing (case M4)."""
-    if not isinstance(raw, RawGpu):
-        return Reading(None, MIG_ENABLED)
-    value = raw.utilisation.value
-    return Reading(value / 100) if isinstance(value, int) else Reading(None, raw.utilisation.reason or UNREADABLE)
+    """Of a MIG device there is one by GPM alone, which older chips and drivers do not have (case M4)."""
+    value, reason = raw.utilisation.value, raw.utilisation.reason
+    if isinstance(value, int | float):
+        return Reading(value / 100)
+    if isinstance(raw, RawGpu):
+        return Reading(None, MIG_ENABLED if raw.instances is not None else reason or UNREADABLE)
+    return Reading(None, MIG_ENABLED if reason in _WITHOUT_GPM else reason or FIRST_SAMPLE)
 
 
 def _used_by(processes: Mapping[int, int | None] | str) -> Reading:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
+import math
 import os
 import signal
 import sys
@@ -109,6 +110,7 @@ def _init() -> str | None:
         if pynvml.nvmlLib:
             EVENTS.clear()
             ASKED.clear()
+            GPM.clear()
             pynvml.nvmlShutdown()
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -165,12 +167,16 @@ def _instances(index: int, parent: Any) -> Asked:
         return {"value": None, "reason": "implausible"}
     handles = [_ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, parent, slot) for slot in range(count["value"])]
     refused = [handle for handle in handles if handle["reason"] not in (None, "not_found")]
-    found = [_instance(index, handle["value"]) for handle in handles if handle["reason"] is None]
+    found = [_instance(index, parent, handle["value"]) for handle in handles if handle["reason"] is None]
     return {"value": found, "reason": refused[0]["reason"] if refused else None}
 
 
-def _instance(index: int, handle: Any) -> dict[str, Any]:
-    return {**_device(index, handle), "instance": _ask(pynvml.nvmlDeviceGetGpuInstanceId, handle)}
+def _instance(index: int, parent: Any, handle: Any) -> dict[str, Any]:
+    found = {**_device(index, handle), "instance": _ask(pynvml.nvmlDeviceGetGpuInstanceId, handle)}
+    uuid, instance = found["uuid"]["value"], found["instance"]["value"]
+    if uuid is not None and instance is not None:
+        found["utilisation"] = _ask(_gpm, parent, uuid, instance)
+    return found
 
 
 def _placed(gpu: dict[str, Any], skip: list[int]) -> dict[str, Any]:
@@ -213,6 +219,11 @@ def _retired(handle: Any, cause: int) -> int:
     return count.value
 
 
+def _throttled_us(handle: Any, policy: int) -> int:
+    """How long in all its clocks were held back by a policy; the driver tells it in nanoseconds."""
+    return int(pynvml.nvmlDeviceGetViolationStatus(handle, policy).violationTime) // 1_000
+
+
 HEALTH: Final[dict[str, Callable[[Any], Any]]] = {
     "temperature_celsius": lambda handle: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
     "power_mw": pynvml.nvmlDeviceGetPowerUsage,
@@ -221,6 +232,8 @@ HEALTH: Final[dict[str, Callable[[Any], Any]]] = {
     "sm_clock_max_mhz": lambda handle: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM),
     "memory_clock_mhz": lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
     "throttle_reasons": _throttle_reasons,
+    "power_throttled_us": lambda handle: _throttled_us(handle, pynvml.NVML_PERF_POLICY_POWER),
+    "thermal_throttled_us": lambda handle: _throttled_us(handle, pynvml.NVML_PERF_POLICY_THERMAL),
     "ecc_corrected": lambda handle: pynvml.nvmlDeviceGetTotalEccErrors(
         handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_AGGREGATE_ECC
     ),
@@ -335,6 +348,41 @@ def _samples(uuid: str, handle: Any) -> dict[str, Any]:
 
 ASKED: Final[dict[str, tuple[float, int]]] = {}
 """Of each GPU when its samples were asked for, and the time of the newest that it had: it has old ones for long."""
+
+
+def _gpm(parent: Any, uuid: str, instance: int) -> float | None:
+    """Percent of the time since the question before in which anything computed on a GPU instance; first none is known.
+
+    The only way to ask it of a part of a GPU, and only of Hopper and later.
+    """
+    if not pynvml.nvmlGpmQueryDeviceSupport(parent).isSupportedDevice:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    now, before = pynvml.nvmlGpmSampleAlloc(), GPM.pop(uuid, None)
+    try:
+        pynvml.nvmlGpmMigSampleGet(parent, instance, now)
+        GPM[uuid] = now
+        return None if before is None else _gpm_between(before, now)
+    finally:
+        for sample in (before, None if uuid in GPM else now):
+            if sample is not None:
+                pynvml.nvmlGpmSampleFree(sample)
+
+
+def _gpm_between(before: Any, now: Any) -> float:
+    asked = pynvml.c_nvmlGpmMetricsGet_t(
+        version=pynvml.NVML_GPM_METRICS_GET_VERSION, numMetrics=1, sample1=before, sample2=now
+    )
+    asked.metrics[0].metricId = pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL
+    (metric, *_) = pynvml.nvmlGpmMetricsGet(asked).metrics
+    if metric.nvmlReturn != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(metric.nvmlReturn)
+    if not math.isfinite(metric.value):
+        raise ArithmeticError
+    return float(metric.value)
+
+
+GPM: Final[dict[str, Any]] = {}
+"""The last sample of each MIG device's GPU instance, by the device's uuid: what is told is between two of them."""
 
 
 def _memory(handle: Any) -> dict[str, int | None]:

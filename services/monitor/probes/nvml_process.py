@@ -64,6 +64,8 @@ class RawDevice(_Part):
     memory: AskedMemory = AskedMemory()
     processes: AskedProcesses = AskedProcesses()
     health: dict[str, Asked] = {}
+    utilisation: Asked = Asked()
+    """In percent; without a value and a reason where there is one sample of a MIG device so far."""
     instance: Asked = Asked()
     """Of a MIG device its GPU instance."""
 
@@ -116,7 +118,6 @@ class RawGpu(RawDevice):
     links: AskedLinks = AskedLinks()
     levels: AskedLevels = AskedLevels()
     pci_bus_id: Asked = Asked()
-    utilisation: Asked = Asked()
     compute_mode: Asked = Asked()
     instances: AskedInstances | None = None
 

@@ -29,7 +29,8 @@ CONTAINER = "laxity.dev/container"
 """The label by which pods with a reservation are found; a Binding carries it too."""
 OURS = {"app.kubernetes.io/managed-by": "laxity"}
 RING, RING_VOLUME, LABELS_VOLUME = "/run/laxity/ring", "laxity-ring", "laxity-labels"
-"""The monitor finds both volumes below the kubelet's folder of the pod: the rings, and ``container.json``."""
+"""The monitor finds both volumes below the kubelet's folder of the pod: the rings, and ``container.json``
+with the pod's own names beside it."""
 RING_LABELS = "/run/laxity/labels"
 """A kubelet makes only volumes that a container mounts."""
 RING_MIB = 64
@@ -185,10 +186,15 @@ def _user(request: PlaceRequest) -> Json:
 
 
 def _volumes(request: PlaceRequest, options: KubernetesOptions) -> list[Json]:
-    item = {"path": "container.json", "fieldRef": {"fieldPath": f"metadata.annotations['{LABELS}']"}}
+    files = {
+        "container.json": f"metadata.annotations['{LABELS}']",
+        "namespace": "metadata.namespace",
+        "name": "metadata.name",
+    }
+    items = [{"path": path, "fieldRef": {"fieldPath": field}} for path, field in files.items()]
     found: list[Json] = [
         {"name": RING_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": f"{RING_MIB}Mi"}},
-        {"name": LABELS_VOLUME, "downwardAPI": {"items": [item]}},
+        {"name": LABELS_VOLUME, "downwardAPI": {"items": items}},
     ]
     if request.shm_mib:
         found.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{request.shm_mib}Mi"}})
