@@ -40,6 +40,10 @@ class MemoryV2(ctypes.Structure):
     _fields_ = (("version", c_uint), *((name, c_ulonglong) for name in ("total", "reserved", "free", "used")))
 
 
+class Violation(ctypes.Structure):
+    _fields_ = (("reference_us", c_ulonglong), ("violation_ns", c_ulonglong))
+
+
 class Pci(ctypes.Structure):
     _fields_ = (("legacy", ctypes.c_char * 16), ("numbers", c_uint * 5), ("text", ctypes.c_char * 32))
 
@@ -75,6 +79,8 @@ CALLS: Final[dict[str, tuple[type, ...]]] = {
     "DeviceGetTotalEnergyConsumption": (c_ulonglong,),
     "DeviceGetCurrentClocksEventReasons": (c_ulonglong,),
     "DeviceGetCurrentClocksThrottleReasons": (c_ulonglong,),
+    "DeviceGetViolationStatus:0": (Violation,),
+    "DeviceGetViolationStatus:1": (Violation,),
     "DeviceGetTotalEccErrors:0:1": (c_ulonglong,),
     "DeviceGetTotalEccErrors:1:1": (c_ulonglong,),
     "DeviceGetRemappedRows": (c_uint, c_uint, c_uint, c_uint),
@@ -83,7 +89,10 @@ CALLS: Final[dict[str, tuple[type, ...]]] = {
     **{f"DeviceGetNvLinkRemoteDeviceType:{link}": (c_uint,) for link in range(LINKS)},
     **{f"DeviceGetNvLinkRemotePciInfo_v2:{link}": (Pci,) for link in range(LINKS)},
 }
-"""What each function hands over; its arguments that choose stand behind its name. A new one is one line."""
+"""What each function hands over; its arguments that choose stand behind its name. A new one is one line.
+
+Of GPM nothing is written down: it measures between two questions, and a machine that is played has no such thing.
+"""
 LISTS: Final = {
     f"DeviceGet{kind}RunningProcesses{version}": ProcessV1 if not version else Process
     for kind in ("Compute", "Graphics")
