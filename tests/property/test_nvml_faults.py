@@ -98,7 +98,8 @@ def garbage(draw: random.Random, call: str) -> str:
         return " ".join(f"{draw.choice(pids)}:{draw.choice(held)}" for _ in range(draw.choice((1, 1, 1, 3))))
     if call == "GetProcessUtilization":
         return " ".join(f"{FOREIGN}:{draw.choice((*HUGE, 40))}:{draw.choice((0, 5_000, -5_000))}" for _ in range(2))
-    return " ".join(str(draw.choice((*HUGE, draw.getrandbits(draw.choice((8, 32))) or 1))) for _ in range(5))
+    least = 1_000 if "ViolationStatus" in call else 1  # nanoseconds, of which microseconds are told
+    return " ".join(str(max(least, draw.choice((*HUGE, draw.getrandbits(draw.choice((8, 32))))))) for _ in range(5))
 
 
 def fault(draw: random.Random) -> str:
