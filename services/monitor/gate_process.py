@@ -8,28 +8,15 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from services.monitor.core import GateSaid
-from shared.clock import Clock
-from shared.log import Logger
+from services.monitor.shell import Shell
 
 HUNG_US: Final = 2_500_000
 """Without a beat, of which there are two a second."""
 PAUSE_US: Final = 200_000
 """Before it is started again."""
-
-
-class Shell(Protocol):
-    """What is needed of the runtime."""
-
-    @property
-    def clock(self) -> Clock: ...
-
-    @property
-    def log(self) -> Logger: ...
-
-    def post(self, event: object) -> None: ...
 
 
 class GateProcess:

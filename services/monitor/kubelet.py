@@ -24,7 +24,7 @@ from h2.exceptions import H2Error
 
 from services.monitor.given import KubeletSaid
 from services.monitor.pod_resources import Holding, holdings
-from services.monitor.probe_thread import Shell
+from services.monitor.shell import Shell
 from shared.errors import FieldError, LaxityError, clip
 
 LIST: Final = "/v1.PodResourcesLister/List"

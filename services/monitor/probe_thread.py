@@ -6,24 +6,11 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from services.monitor.core import Probed, ProbeFailed
 from services.monitor.probes.base import Probe
-from shared.clock import Clock
+from services.monitor.shell import Shell
 from shared.log import Logger
-
-
-class Shell(Protocol):
-    """What is needed of the runtime."""
-
-    @property
-    def clock(self) -> Clock: ...
-
-    @property
-    def log(self) -> Logger: ...
-
-    def post(self, event: object) -> None: ...
 
 
 class ProbeThread:

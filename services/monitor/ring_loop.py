@@ -8,14 +8,14 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from services.monitor.core import Forget, RingsRead, Wake
 from services.monitor.open_tasks import RingRows
 from services.monitor.pod_folders import PodFolders
 from services.monitor.rings import MAX_DEADLINE_US, NEVER_US, RingCorruptError, RingDirectory, RingError, RingReader
 from services.monitor.settings import MonitorSettings
-from shared.bus import Bus
+from services.monitor.shell import Shell
 from shared.clock import Clock
 from shared.errors import BusError
 from shared.log import Logger
@@ -34,24 +34,6 @@ ASK_US: Final = 500_000
 
 SHORTEST_PAUSE_US: Final = 200
 """So that a deadline that comes with every breath cannot make the thread spin."""
-
-
-class Shell(Protocol):
-    """What is needed of the runtime."""
-
-    @property
-    def bus(self) -> Bus: ...
-
-    @property
-    def clock(self) -> Clock: ...
-
-    @property
-    def log(self) -> Logger: ...
-
-    @property
-    def unsent(self) -> int: ...
-
-    def post(self, event: object) -> None: ...
 
 
 @dataclass(slots=True)
