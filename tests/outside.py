@@ -24,13 +24,14 @@ async def until(seen: Callable[[], Awaitable[Any]], what: str, limit_s: float = 
     """The first true answer; fails with the last one when the time is over.
 
     A question that times out, or that a cluster of servers cannot answer yet, is asked again: it may just be starting.
+    So is one whose answer does not hold yet.
     """
     deadline, last = time.monotonic() + limit_s, None
     while time.monotonic() < deadline:
         try:
             if last := await seen():
                 return last
-        except (TimeoutError, nats.js.errors.ServiceUnavailableError) as error:
+        except (TimeoutError, AssertionError, nats.js.errors.ServiceUnavailableError) as error:
             last = error
         await asyncio.sleep(0.05)
     pytest.fail(f"{what}: not within {limit_s} s, last seen {last!r}")

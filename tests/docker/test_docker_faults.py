@@ -210,7 +210,7 @@ async def test_containers_that_exit_at_once_take_too_much_memory_or_ignore_term(
     found = [await look.state_is(each, state) for each, state in zip(ids, ["exited", "exited", "started"], strict=True)]
     assert [7, 137, None] == [each.get("exit_code") for each in found]
     why = f"replica 0 ended on {NODE} with exit code"
-    assert [f"{why} 7", f"{why} 137"] == [each["steps"][-1]["detail"] for each in found[:2]]
+    assert [f"{why} 7", f"{why} 137 (OOMKilled)"] == [each["steps"][-1]["detail"] for each in found[:2]]
     await look.settled(ids, "exited", "started")
     await ask(look.client, "rt.release", {"request_id": "deaf"})
     await look.state_is("deaf", "released")
