@@ -92,8 +92,13 @@ class _Client(Client):
 
     async def hear(self, subject: str, handler: Callable[[Msg], None]) -> Subscription:
         """A subscription whose messages are handed over at once, without a queue and a task."""
-        self._heard[self._sid + 1] = handler  # the client's next number
-        return await self.subscribe(subject, cb=_never)
+        sid = self._sid + 1  # the client's next number
+        self._heard[sid] = handler
+        try:
+            return await self.subscribe(subject, cb=_never)
+        except BaseException:
+            self._heard.pop(sid, None)  # else the next one of that number would be heard here
+            raise
 
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
         self._heard.pop(sid, None)
