@@ -15,7 +15,7 @@ from shared.messages import NodeFacts, NodeState, PlaceReply
 from shared.subjects import NODES, encode, node_key
 from shared.testing.service_process import ServiceProcess
 from shared.testing.wait import eventually
-from tests.kubernetes.bridged import RIGHTS, Bridged
+from tests.kubernetes.bridged import Bridged
 
 MOST_BEATS_PER_S: Final = 200
 """Of all monitors: one machine plays all nodes and runs everything else too, so that a thousand beat every 5 s."""
@@ -30,10 +30,13 @@ class Laxity(Bridged):
     def prepare(self) -> None:
         """Here placers make pods too."""
         super().prepare()
+        rbac = "rbac.authorization.k8s.io"
         makes = {"apiGroups": [""], "resources": ["pods"], "verbs": ["create", "delete", "patch"]}
-        role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "placer"}}
-        path = "/apis/rbac.authorization.k8s.io/v1/clusterroles/placer"
-        self.kube.admin.apply(path, role | {"rules": [*RIGHTS["placer"], makes]})
+        given = {"roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": "bench-makes-pods"}}
+        given["subjects"] = [{"kind": "ServiceAccount", "namespace": "laxity", "name": "placer"}]  # type: ignore[assignment]
+        for kind, more in (("ClusterRole", {"rules": [makes]}), ("ClusterRoleBinding", given)):
+            body = {"apiVersion": f"{rbac}/v1", "kind": kind, "metadata": {"name": "bench-makes-pods"}, **more}
+            self.kube.admin.apply(f"/apis/{rbac}/v1/{kind.lower()}s/bench-makes-pods", body)
 
     async def start(self, nodes: list[str], namespace: str, port: int = 0) -> None:
         """`namespace` is that of the pods that the placer makes, `port` where the extender listens."""

@@ -129,7 +129,8 @@ class Api:
             if (found := self.find(path)) is not None and wanted(found):
                 return found
             time.sleep(0.05)
-        raise AssertionError(f"{path} not as wanted within {timeout_s} s: {json.dumps(found, indent=1)[:3000]}")
+        shown = {"status": found.get("status"), **found} if found else None
+        raise AssertionError(f"{path} not as wanted within {timeout_s} s: {json.dumps(shown, indent=1)[:3000]}")
 
     def until_gone(self, path: str, timeout_s: float = 60) -> None:
         deadline = time.monotonic() + timeout_s

@@ -43,9 +43,9 @@ async def client(machine: Machine, tmp_path: Path) -> AsyncIterator[Client]:
         "LAXITY_MONITOR_PROBE": "fake",
         "LAXITY_MONITOR_FAKE_DEVICES": '[{"count": 2}]',
         "LAXITY_MONITOR_RING_ROOT": str(tmp_path / "rings"),
-        "LAXITY_MONITOR_PERIOD_US": "200000",
+        "LAXITY_MONITOR_PERIOD_US": "1000000",
         "LAXITY_MONITOR_KUBELET_SOCKET": str(machine.folder / "kubelet" / "pod-resources" / "kubelet.sock"),
-        "LAXITY_MONITOR_KUBELET_US": "200000",
+        "LAXITY_MONITOR_KUBELET_US": "1000000",  # a kubelet that has just begun leaves out its pods for a second or two
     }
     placer = {"LAXITY_PLACER_BACKENDS": '{"*": "fake"}', "LAXITY_PLACER_STATE_ROOT": str(tmp_path / "state")}
     placer |= {"LAXITY_PLACER_RING_ROOT": str(tmp_path / "rings")}

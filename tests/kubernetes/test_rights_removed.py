@@ -113,7 +113,7 @@ async def told(kube: KubeCluster, bridged: Bridged, pods: str, removed: Right | 
     once it said that it cannot begin.
     """
     token = await asyncio.to_thread(account_without, kube, SCHEDULER, removed)
-    bridged.use_token("kube-bridge", token)
+    bridged.use_token("scheduler", token)
     log = bridged.bridge_process()
     log.begin()
     try:
