@@ -140,7 +140,10 @@ class KubeCluster:
     # --- the parts that are there on request ---
 
     def controller_manager(self) -> Part:
-        """Deployments, Jobs, garbage, node lifecycle, service accounts."""
+        """Deployments, Jobs, garbage, node lifecycle, service accounts.
+
+        It finds no node silent by itself: simulated ones beat never, and it remembers those of the same name.
+        """
         if "kube-controller-manager" not in self.parts:
             config, port = self.kubeconfig("controller-manager", self.token("controller-manager")), free_port()
             command = [
@@ -149,6 +152,7 @@ class KubeCluster:
                 *(f"--authorization-kubeconfig={config}", "--leader-elect=false", "--bind-address=127.0.0.1"),
                 *(f"--secure-port={port}", f"--cert-dir={self.folder}", "--use-service-account-credentials=false"),
                 *(f"--service-account-private-key-file={self.folder}/sa.key", f"--root-ca-file={self.ca}"),
+                "--node-monitor-grace-period=24h",
             ]
             self._add("kube-controller-manager", command, lambda: _listens(port)).start()
             # with its own account it may do all that its controllers' own ones may
