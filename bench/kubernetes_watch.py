@@ -9,19 +9,18 @@ import threading
 import time
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
+from tests.kubernetes.api import Json
 from tests.kubernetes.cluster import KubeCluster
-
-Json = dict[str, Any]
 
 
 class BoundPods:
-    """`pods`, in the order in which they were seen with a node, of one namespace, and when, by the monotonic clock."""
+    """`pods` of one namespace, in the order in which they were seen with a node."""
 
     def __init__(self, kube: KubeCluster, namespace: str) -> None:
         self.pods: dict[str, Json] = {}
-        self.at_s: dict[str, float] = {}
+        self._last_s = 0.0
         self._more = threading.Condition()
         self._tls = ssl.create_default_context(cafile=str(kube.ca))
         self._port, self._headers = kube.port, {"Authorization": f"Bearer {kube.token()}"}
@@ -61,13 +60,13 @@ class BoundPods:
         if pod["metadata"]["uid"] in self.pods:
             return
         with self._more:
-            self.at_s[pod["metadata"]["uid"]] = time.monotonic()
+            self._last_s = time.monotonic()
             self.pods[pod["metadata"]["uid"]] = pod
             self._more.notify_all()
 
     def wait(self, count: int, timeout_s: float) -> float:
-        """When the last of so many was bound; raises TimeoutError."""
+        """When the last of so many was bound, by the monotonic clock; raises TimeoutError."""
         with self._more:
             if not self._more.wait_for(lambda: len(self.pods) >= count, timeout_s):
                 raise TimeoutError(f"{len(self.pods)} of {count} pods are bound after {timeout_s:g} s")
-        return max(self.at_s.values())
+            return self._last_s

@@ -24,8 +24,8 @@ from typing import Any
 
 import nats
 import psutil
-from nats.aio.client import Client
 
+from bench.place_bus import jetstream
 from bench.report import tell
 from bench.tracker_load import MISSES, NODES, RINGS, Node
 from bench.tracker_shares import spent
@@ -113,7 +113,7 @@ async def bare(url: str, last_seq: int, *, decode: bool) -> None:
     inbox = client.new_inbox()
     await client.subscribe(inbox, cb=take, pending_msgs_limit=0, pending_bytes_limit=0)
     config = {"deliver_subject": inbox, "filter_subject": TASKS, "deliver_policy": "all", **AS_SERVICES}
-    await _api(client, "CONSUMER.CREATE.RT_EVENTS", {"stream_name": "RT_EVENTS", "config": config})
+    await jetstream(client, "CONSUMER.CREATE.RT_EVENTS", {"stream_name": "RT_EVENTS", "config": config})
     await asyncio.wait_for(done.wait(), TIMEOUT_S)
     await client.close()
     (began, cpu_began), (ended, cpu_ended) = marks
@@ -141,14 +141,6 @@ async def tracked(url: str, folder: Path) -> Json:
     await client.close()
     (began, cpu_began), (ended, cpu_ended) = marks["first"], marks["last"]
     return {"wall_s": ended - began, "cpu_s": cpu_ended - cpu_began}
-
-
-async def _api(client: Client, path: str, body: Json | None = None) -> Json:
-    payload = json.dumps(body).encode() if body else b""
-    answer: Json = json.loads((await client.request(f"$JS.API.{path}", payload, timeout=10)).data)
-    if "error" in answer:
-        raise RuntimeError(f"{path}: {answer['error']}")
-    return answer
 
 
 def subscriber(url: str, role: str, last_seq: int) -> Json:

@@ -6,20 +6,18 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from nats.aio.client import Client
 
-from shared.testing.nats_server import NatsServer
-from shared.testing.service_process import ServiceProcess
 from tests.fake_nvml.build import FakeDriver, build_fake_nvml
 from tests.kubernetes.api import Json
 from tests.kubernetes.image import IMAGE
 from tests.kubernetes.installed import Installed, pod
 from tests.kubernetes.node import Machine
 from tests.kubernetes.parts import missing_node
+from tests.kubernetes.running import running
 from tests.outside import ask, connect, until, value
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
@@ -68,14 +66,8 @@ def nats_url(installed: Installed, node: Machine, tmp_path: Path) -> Iterator[st
             **FakeDriver(build_fake_nvml(tmp_path), tmp_path / "profile").environment,
         },
     }
-    with ExitStack() as stack:
-        server = stack.enter_context(NatsServer(tmp_path / "nats"))
-        for name, env in told.items():
-            folder = tmp_path / name
-            folder.mkdir()
-            service = ServiceProcess(f"services.{name}", folder, server.url, LAXITY_STORAGE="memory", **env)
-            stack.enter_context(service)
-        yield server.url
+    with running(tmp_path, told) as url:
+        yield url
 
 
 @pytest.fixture

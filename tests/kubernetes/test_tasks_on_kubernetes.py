@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from shared.testing.nats_server import NatsServer
-from shared.testing.service_process import ServiceProcess
 from tests.kubernetes.cluster import KubeCluster
 from tests.kubernetes.node import Machine
 from tests.kubernetes.pods import kubernetes_options, pods_in
+from tests.kubernetes.running import running
 from tests.outside import Json, ask, connect, events, until, value
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(240)]
@@ -37,14 +35,8 @@ def nats_url(kube: KubeCluster, machine: Machine, tmp_path: Path) -> Iterator[st
             "LAXITY_MONITOR_POD_ROOT": str(machine.folder / "kubelet" / "pods"),
         },
     }
-    with ExitStack() as stack:
-        server = stack.enter_context(NatsServer(tmp_path / "nats"))
-        for name, env in told.items():
-            folder = tmp_path / name
-            folder.mkdir()
-            service = ServiceProcess(f"services.{name}", folder, server.url, LAXITY_STORAGE="memory", **env)
-            stack.enter_context(service)
-        yield server.url
+    with running(tmp_path, told) as url:
+        yield url
 
 
 async def test_tasks_of_a_placed_pod_are_told_and_judged_until_it_is_released(
