@@ -52,6 +52,8 @@ class Docks(Cluster):
         self.engines = {NODE: hurt, OTHER: well}
         self.line = ProxyThread(hurt.socket, hurt.socket.with_name("proxy.sock"))
         """All that placers say to the engine that is hurt."""
+        self.at_rest = True
+        """Whether all that was asked of it is over; where a test failed on the way no other one can use it."""
         self.runs = folder / "runs"
         self.runs.mkdir()
         self.runs.chmod(0o777)
@@ -148,6 +150,7 @@ class Look:
 
     async def place(self, request_id: str, command: str = WORK, **more: Any) -> None:
         """Without an answer from a placer that is gone, another one decides it."""
+        self.docks.at_rest = False
         volume = {"source": "runs", "target": "/runs", "read_only": False}
         body = {"request_id": request_id, "command": ["sh", "-c", command], "volumes": [volume]}
         body |= {"gpu": {"share": 0.1}, "candidates": [NODE]} | more
@@ -228,6 +231,7 @@ class Look:
         await self.settled(ids, "released", "exited", "failed")
         there = [_start(each)[0] for each in await self._containers()]
         assert [] == [each for each in there if each in ids]
+        self.docks.at_rest = True
 
     async def _differences(self, ids: list[str], allowed: tuple[str, ...]) -> dict[str, Any]:
         there = await self._containers()

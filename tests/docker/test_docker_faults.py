@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 
 from services.placer.backends.base import StartSpec
 from services.placer.backends.docker import DockerBackend
-from services.placer.backends.docker_engine import Engine
+from services.placer.backends.docker_engine import Engine, NoAnswerError
 from services.placer.backends.docker_spec import create_body
 from shared.messages import ContainerLabels, PlaceRequest, Reservation
 from tests.docker.docks import NODE, OTHER, RESCAN_S, TRIES, WORK, Docks, Look
@@ -35,11 +36,26 @@ MANY = 50
 
 
 @pytest.fixture(scope="module")
-def docks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Docks]:
+def moored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Docks]]:
+    """The docks that all tests share, made anew after one that left something undone."""
     engine_url()
-    folder = tmp_path_factory.mktemp("docks")
-    with OwnEngine(folder / "hurt") as hurt, OwnEngine(folder / "well") as well, Docks(folder, hurt, well) as made:
-        yield made
+    made: list[Docks] = []
+
+    def at_rest() -> Docks:
+        if not made or not made[-1].at_rest:
+            stack.close()
+            folder = tmp_path_factory.mktemp("docks")
+            hurt, well = (stack.enter_context(OwnEngine(folder / name)) for name in ("hurt", "well"))
+            made.append(stack.enter_context(Docks(folder, hurt, well)))
+        return made[-1]
+
+    with ExitStack() as stack:
+        yield at_rest
+
+
+@pytest.fixture
+def docks(moored: Callable[[], Docks]) -> Docks:
+    return moored()
 
 
 @pytest.fixture
@@ -270,6 +286,29 @@ def _spec(container: str) -> StartSpec:
     )
     labels = ContainerLabels(container=container, ledger_id="l", node=NODE, reservation=held)
     return StartSpec(labels, PlaceRequest(command=("sh", "-c", WORK.replace(">>/runs/log", ""))))
+
+
+class Losing(Engine):
+    """Its answers to starts are lost: it has done what it was asked."""
+
+    async def ask(self, method: str, path: str, **more: Any) -> Any:
+        answer = await super().ask(method, path, **more)
+        if path.endswith("/start"):
+            raise NoAnswerError("lost")
+        return answer
+
+
+async def test_a_start_whose_answer_is_lost_is_not_undone_since_others_may_have_seen_it_run(tmp_path: Path) -> None:
+    options = docker_options(tmp_path)
+    backend, other = DockerBackend(options, tmp_path / "rings"), DockerBackend(options, tmp_path / "rings")
+    backend._engines = {"*": Losing(options.engines["*"], options.call_timeout_us)}
+    started = await backend.start(_spec("box"))
+    listed = await other.list(NODE)
+    await other.stop(NODE, "box")
+    await backend.close()
+    await other.close()
+    assert [("box", "running")] == [(seen.container, seen.state) for seen in listed]
+    assert [started] == listed
 
 
 class Removing(Engine):

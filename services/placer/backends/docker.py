@@ -200,20 +200,32 @@ class DockerBackend:
         except RefusedError:
             if await engine.inspect(made) is None:
                 return None
-            await self._undo(engine, made, container, failed=True)
+            if (seen := await self._undo(engine, made, container, failed=True)) is not None:
+                return seen
             raise
-        except (BackendError, asyncio.CancelledError):
+        except BackendError:
+            if (seen := await asyncio.shield(self._undo(engine, made, container))) is not None:
+                return seen
+            raise
+        except asyncio.CancelledError:
             await asyncio.shield(self._undo(engine, made, container))
             raise
 
-    async def _undo(self, engine: Engine, made: str, container: str, *, failed: bool = False) -> None:
-        """``failed``: the engine said so, and nobody starts it again under this name."""
+    async def _undo(self, engine: Engine, made: str, container: str, *, failed: bool = False) -> Seen | None:
+        """What runs all the same, where only the answer was lost; else None, and nothing is left of it.
+
+        Never by force: what is asked of a halted engine may come to it when another placer has long seen that the
+        container runs. ``failed``: the engine said so, and nobody starts it again under this name.
+        """
         with suppress(BackendError):  # an engine that does not answer: found and removed when it does
             if failed and not engine.where.local:
                 await self._leave_ring(engine, made, container)
-            await engine.delete(made, force=True)
+            if not await engine.delete(made, force=False):
+                found = await engine.inspect(made)
+                return told.seen_of(found, self._options.scope) if found is not None and told.runs(found) else None
             if engine.where.local and (ring := self._ring(engine, container)) is not None:
                 shutil.rmtree(ring, ignore_errors=True)
+        return None
 
     async def _make_ring(self, engine: Engine, made: str, spec: StartSpec) -> None:
         """With the labels for the monitor. Whatever user the image has must be able to write there."""

@@ -292,9 +292,10 @@ class KubernetesBackend:
         while self._clock.now_us() < give_up_us:
             with suppress(BackendError):
                 pod = await self._find(path)
-                if pod is not None and told.is_ours(pod) and not told.has_run(pod):
-                    await self._delete(pod)
-                return
+                if pod is None or not told.is_ours(pod) or told.has_run(pod):
+                    return
+                if await self._delete(pod, as_seen=True):
+                    return
 
     # --- end ---
 
@@ -304,16 +305,24 @@ class KubernetesBackend:
         else:
             await self._evict(pod)
 
-    async def _delete(self, pod: Json) -> None:
-        """That pod and no other of its name; no error where it is gone. Without a grace only where nothing can run."""
+    async def _delete(self, pod: Json, *, as_seen: bool = False) -> bool:
+        """That pod and no other of its name; no error where it is gone. Without a grace only where nothing can run.
+
+        ``as_seen``: and only as it was seen, where others may see meanwhile that it runs; False where it has changed.
+        """
         idle = told.node_of(pod) is None or told.has_ended(pod)
         grace_s = 0 if idle else max(1, told.seconds(self._options.stop_grace_us))
-        options = {"gracePeriodSeconds": grace_s, "preconditions": {"uid": pod["metadata"]["uid"]}}
+        asked = ("uid", "resourceVersion") if as_seen else ("uid",)
+        preconditions = {name: pod["metadata"][name] for name in asked}
         try:
-            await self._ask("DELETE", _path_of(pod), body=options)
+            await self._ask(
+                "DELETE", _path_of(pod), body={"gracePeriodSeconds": grace_s, "preconditions": preconditions}
+            )
         except RefusedError as error:
             if error.status not in {404, 409}:
                 raise
+            return error.status == 404
+        return True
 
     async def _evict(self, pod: Json) -> None:
         """Raises RefusedError with the reason where a disruption budget forbids it for now."""
@@ -349,7 +358,7 @@ class KubernetesBackend:
             if now_us - since_us > self._options.left_after_us:
                 pod = await self._again(left[uid])
                 if pod is not None and _is_left(pod):
-                    await self._delete(pod)
+                    await self._delete(pod, as_seen=True)
 
     # --- another size ---
 
