@@ -127,6 +127,10 @@ def _wanted(record: RequestRecord | None) -> Iterator[str]:
             f"  {timing.kind} deadline {format_us(timing.deadline_us)}, runtime {format_us(timing.runtime_us)} every"
             f" {period}, guarantee {format_ratio(timing.guarantee)}"
         )
+    if record.measured is not None:
+        yield f"  {record.measured}"
+    if record.unproven:
+        yield "  the deadline is admitted on what it declares, not yet on what was measured"
 
 
 async def _elsewhere(client: Client, record: RequestRecord | None) -> list[str]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
+from functools import lru_cache
 from typing import Any, Final
 
 from services.kube_bridge import resources
 from services.kube_bridge.gangs import Gang, gang_of
 from shared.errors import FieldError
-from shared.messages import PlaceRequest
+from shared.messages import PlaceRequest, Pod
 from shared.subjects import MAX_NAME_BYTES
 from shared.units import UnitError, duration_us
 
@@ -75,10 +75,9 @@ def asked(pod: Mapping[str, Any], terms: Terms) -> Asked | None:
     }
     if realtime:
         common["realtime"] = realtime | _profile(pod, realtime)
-    meta, gang = pod["metadata"], gang_of(pod)
-    mine = {"namespace": meta["namespace"], "name": meta["name"], "uid": meta["uid"]}
-    body = common | {"request_id": meta["uid"], "name": meta["name"], "pods": [mine]}
-    return Asked(_request(body), json.dumps(common | {"gang": gang and gang.size}, sort_keys=True), gang)
+    gang, alike, mine = gang_of(pod), json.dumps(common, sort_keys=True), _named(pod["metadata"])
+    request = _request(alike).model_copy(update={"request_id": mine.uid, "name": mine.name, "pods": (mine,)})
+    return Asked(request, f"{alike} {gang and gang.size}", gang)
 
 
 def wants(pod: Mapping[str, Any]) -> bool:
@@ -97,9 +96,15 @@ def _known(pod: Mapping[str, Any]) -> None:
             raise FieldError(_annotation(word), "said", f"{', '.join(_WORDS)}, each after {GROUP}")
 
 
-def _request(body: Mapping[str, Any]) -> PlaceRequest:
+def _named(meta: Mapping[str, Any]) -> Pod:
+    return Pod.from_json(json.dumps({word: meta[word] for word in ("namespace", "name", "uid")}).encode())
+
+
+@lru_cache(maxsize=256)
+def _request(alike: str) -> PlaceRequest:
+    """For no pods yet: all that one owner makes ask for the same, and it is read and checked once."""
     try:
-        return PlaceRequest.from_json(json.dumps(body).encode())
+        return PlaceRequest.from_json(json.dumps(json.loads(alike) | {"pods": []}).encode())
     except FieldError as fault:
         raise FieldError(_in_the_pod(fault.field), fault.found, fault.allowed) from None
 
@@ -132,7 +137,7 @@ def _gpu(pod: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _whole(pod: Mapping[str, Any], name: str) -> int:
-    found: Fraction = resources.requested(pod, name)
+    found = resources.requested(pod, name)
     if found.denominator != 1:
         raise FieldError(f"limits[{name}]", str(found), "a whole number")
     return int(found)
@@ -157,6 +162,7 @@ def words_of(pod: Mapping[str, Any]) -> Mapping[str, str]:
     return pod["metadata"].get("annotations") or {}
 
 
+@lru_cache(maxsize=1024)
 def _value(word: str, text: str) -> object:
     if word in _TIMES:
         try:

@@ -1,4 +1,8 @@
-"""Our condition of each pod: written where it says something new, and not for every change of a number; no I/O."""
+"""Our condition of each pod: written where it says something new, and not for every change of a number; no I/O.
+
+A pod that was never refused has none: its node and its devices say that it is bound, and each write costs the API
+server as much as the Binding (decision 105).
+"""
 
 from __future__ import annotations
 
@@ -50,6 +54,20 @@ class Conditions:
             self._written.popitem(last=False)
         turned = known is None or known.status != condition.status
         return [WriteCondition(subject.namespace, subject.name, subject.uid, condition, turned)]
+
+    def bound(self, subject: Subject, condition: Condition, now_us: int) -> list[Effect]:
+        """What there is to write of a pod that is bound: nothing unless it says, or was told, that it has no place."""
+        known, _ = self._written.get(subject.uid, (subject.says, 0))
+        return self.say(subject, condition, now_us) if known is not None and known.status == "False" else []
+
+    def still_refused(self, subject: Subject, condition: Condition, now_us: int) -> list[Effect]:
+        """The same of one that is bound and goes on saying the contrary: another bridge had refused it, or what was
+        written of it came before an older write, or not at all."""
+        written, at_us = self._written.get(subject.uid, (None, 0))
+        if written is not None and written.status == condition.status and now_us - at_us < self._again_us:
+            return []
+        self.forget(subject.uid)
+        return self.say(subject, condition, now_us)
 
     def _same(self, known: Condition, condition: Condition, at_us: int | None, now_us: int) -> bool:
         if (known.status, known.reason) != (condition.status, condition.reason):

@@ -6,7 +6,7 @@ It keeps nothing that another one could not read again: any number of bridges ca
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final
 
 from services.kube_bridge import sentences
@@ -257,11 +257,18 @@ class Core:
                 self._claims_seen = seen
                 self.facts.claims(self.claims.by_node(self.facts.nodes))
             nudges = self.scheduling.tick(self.now_us)
-            told = self.facts.tick(self.releasing.pods, tick.wall_us)
+            told = self.facts.tick(tick.wall_us)
             return [*self.releasing.tick(self.now_us), *nudges, *told]
         effects, new = self.releasing.compare(self.now_us)
         told = [effect for drift in new for effect in (self._tell(drift, tick.wall_us), *self._said_on_pod(drift))]
-        return [*_few_looks(effects), *told]
+        return [*_few_looks(effects), *told, *self._mended()]
+
+    def _mended(self) -> Iterator[Effect]:
+        """Pods that are bound and say that they have no place."""
+        for pod in self.releasing.pods.values():
+            if pod.says is not None and pod.says.status == "False" and pod.bound_by_us and not pod.ended:
+                subject = Subject(pod.namespace, pod.name, pod.uid, pod.says)
+                yield from self.conditions.still_refused(subject, sentences.bound(pod), self.now_us)
 
     def _said_on_pod(self, drift: Drift) -> list[Effect]:
         """Where whoever looks at it would not understand what they see."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from aiohttp import web
@@ -78,8 +78,8 @@ class Extender:
         self._calls += 1
         token = self._calls
         try:
-            body = await request.json()
-            call = FilterAsked(token, _shaped(body["Pod"]), tuple(map(str, body["NodeNames"])))
+            body = json.loads(await request.read())
+            call = FilterAsked(token, _shaped(body["Pod"]), _texts(body["NodeNames"]))
         except UNREADABLE as error:
             return self._malformed(FilterAsked(token, {}, ()), error)
         return await self._answered(call, self._settings.filter_us)
@@ -88,7 +88,7 @@ class Extender:
         self._calls += 1
         token = self._calls
         try:
-            body = await request.json()
+            body = json.loads(await request.read())
             words = [body[name] for name in ("PodNamespace", "PodName", "PodUID", "Node")]
             call = BindAsked(token, *map(str, words))
         except UNREADABLE as error:
@@ -126,6 +126,13 @@ def _shaped(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     if not all(isinstance(text, str) for text in texts) or not isinstance(pod["spec"].get("priority") or 0, int):
         raise TypeError("text and a whole number in metadata and priority")
     return pod
+
+
+def _texts(names: Iterable[Any]) -> tuple[str, ...]:
+    found = tuple(names)
+    if not set(map(type, found)) <= {str}:
+        raise TypeError("names of nodes are text")
+    return found
 
 
 def _json(body: Mapping[str, Any]) -> web.Response:

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil
 from typing import Any
 
 from shared.errors import FieldError
 from shared.units import MIB, UnitError, parse_quantity
 
+Amount = int | Fraction
+"""Exact. Whole numbers are whole ones, since parts cost ten times as much to add up, and every pod is counted."""
 
-def requested(pod: Mapping[str, Any], name: str) -> Fraction:
+
+def requested(pod: Mapping[str, Any], name: str) -> Amount:
     """How much of one resource, exactly; 0 where it asks for none. Raises FieldError naming the place."""
     spec = _of(pod, "spec")
     of_pod = _asked(_of(spec, "resources"), name, "spec.resources")
@@ -41,45 +45,53 @@ def names(pod: Mapping[str, Any]) -> set[str]:
     return {name for one in each for kind in ("limits", "requests") for name in _of(one, kind)}
 
 
-def quantity(found: Mapping[str, Any], name: str, field: str) -> Fraction | None:
+def quantity(found: Mapping[str, Any], name: str, field: str) -> Amount | None:
     """One entry of a list of resources, such as a node's allocatable; None where it is absent."""
     return _read(found[name], f"{field}[{name}]") if name in found else None
 
 
-def _of_containers(spec: Mapping[str, Any], name: str) -> Fraction:
-    running = sum((_of_container(one, name, "containers") for one in _each(spec, "containers")), Fraction(0))
-    beside = most = Fraction(0)
+def _of_containers(spec: Mapping[str, Any], name: str) -> Amount:
+    running: Amount = sum(_of_container(one, name, "containers") for one in _each(spec, "containers"))
+    beside: Amount = 0
+    most: Amount = 0
     for one in _each(spec, "initContainers"):
         its = _of_container(one, name, "initContainers")
         if one.get("restartPolicy") == "Always":
             running, beside = running + its, beside + its
-            its = Fraction(0)
+            its = 0
         most = max(most, its + beside)
     return max(running, most)
 
 
-def _of_container(one: Mapping[str, Any], name: str, kind: str) -> Fraction:
+def _of_container(one: Mapping[str, Any], name: str, kind: str) -> Amount:
     asked = _asked(_of(one, "resources"), name, f"spec.{kind}[{one.get('name', '')}].resources")
-    return asked if asked is not None else Fraction(0)
+    return asked if asked is not None else 0
 
 
-def _asked(resources: Mapping[str, Any], name: str, field: str) -> Fraction | None:
+def _asked(resources: Mapping[str, Any], name: str, field: str) -> Amount | None:
     """A limit without a request is both."""
     for kind in ("requests", "limits"):
-        found = quantity(_of(resources, kind), name, f"{field}.{kind}")
-        if found is not None:
-            return found
+        found = _of(resources, kind)
+        if name in found:
+            return _read(found[name], f"{field}.{kind}[{name}]")
     return None
 
 
-def _read(text: object, field: str) -> Fraction:
+def _read(text: object, field: str) -> Amount:
     try:
-        found = parse_quantity(str(text))
+        found = _parsed(str(text))
     except UnitError as error:
         raise FieldError(field, error.found, error.allowed) from None
     if found < 0:
         raise FieldError(field, text, "0 or more")
     return found
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str) -> Amount:
+    """The same few texts stand in most pods, several times in each."""
+    found = parse_quantity(text)
+    return found.numerator if found.denominator == 1 else found
 
 
 def _containers(spec: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:

@@ -92,6 +92,7 @@ class Scheduling:
         self.counters: Counter[str] = Counter()
         self.holds: OrderedDict[str, Hold] = OrderedDict()
         self._incomplete_gangs: dict[Gang, tuple[Subject, Condition]] = {}
+        self._known_last: frozenset[str] = frozenset()
         self.unfit: set[str] = set()
         """Nodes that publish our resources themselves."""
 
@@ -122,7 +123,7 @@ class Scheduling:
         if request is None:
             assert wanted.gang is not None
             return self._incomplete(call, subject, wanted.gang, now_us)
-        known = frozenset(self._view.nodes.intersection(call.nodes) - self.unfit)
+        known = self._known(call.nodes)
         key = (wanted.kind, known)
         if not known:
             return self._nothing_known(call, subject, key, now_us)
@@ -132,15 +133,25 @@ class Scheduling:
         self._filtering[call.token] = _Filtering(subject, call.nodes, key, self._view.world, request.pods or ())
         return [AskPlace(call.token, request.model_copy(update={"candidates": self._among(known)}))]
 
+    def _known(self, offered: Iterable[str]) -> frozenset[str]:
+        """Those of them that can be placed on; the same object where they are the same as the last time, since to look
+        a thousand names up by their hash is most of what a call costs."""
+        known = self._view.nodes.intersection(offered).difference(self.unfit)
+        if known != self._known_last:
+            self._known_last = frozenset(known)
+        return self._known_last
+
     def _among(self, known: frozenset[str]) -> tuple[str, ...] | AllExcept | None:
         """These nodes, in the fewest words: mostly all are offered, and each name travels and is stored several times.
 
         So a node may be chosen that only the placers know yet: it was not offered, and the scheduler asks again.
         """
+        if len(known) == len(self._view.nodes):
+            return None
         others = self._view.nodes - known
         if len(others) >= len(known):
             return tuple(sorted(known))
-        return AllExcept(all_except=tuple(sorted(others))) if others else None
+        return AllExcept(all_except=tuple(sorted(others)))
 
     def _without_asking(self, call: FilterAsked, subject: Subject, key: Key, now_us: int) -> list[Effect]:
         """The refusal of a pod that holds nothing, where it is known or others come first; empty where it is not."""
@@ -321,9 +332,12 @@ class Scheduling:
     def _bound(self, call: BindAsked, reply: PlaceReply | None, now_us: int) -> list[Effect]:
         self.counters["bind.bound"] += 1
         self.holds.pop(call.uid, None)
-        subject = Subject(call.namespace, call.name, call.uid)
-        said = self._conditions.say(subject, sentences.placed(reply), now_us) if reply and reply.placements else []
-        return [Answer(call.token, {"Error": ""}), *said]
+        answer = Answer(call.token, {"Error": ""})
+        if reply is None or not reply.placements:
+            return [answer]
+        seen = self._pods.get(call.uid)
+        subject = Subject(call.namespace, call.name, call.uid, seen.says if seen is not None else None)
+        return [answer, *self._conditions.bound(subject, sentences.placed(reply), now_us)]
 
     def plain_bound(self, event: PlainBound) -> list[Effect]:
         self.counters["bind.plain_refused" if event.error else "bind.plain"] += 1

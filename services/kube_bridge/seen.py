@@ -71,6 +71,10 @@ class PodSeen:
         """It asks for devices and has a node without any: a Binding of ours has both in one write."""
         return bool(self.node) and self.ours and self.wants and self.devices in {None, "", NOTHING}
 
+    @property
+    def bound_by_us(self) -> bool:
+        return bool(self.node) and self.ours and self.wants and not self.bound_by_others
+
     @classmethod
     def of(cls, pod: Mapping[str, Any], scheduler: str) -> PodSeen:
         meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from services.kube_bridge.seen import Condition
+from services.kube_bridge.seen import Condition, PodSeen
 from shared.errors import FieldError
 from shared.messages import PlaceReply, Reason
 
@@ -104,6 +104,11 @@ def placed(reply: PlaceReply) -> Condition:
     text += f"; {reply.measured}" if reply.measured else ""
     text += "; the deadline is admitted on what the pod declares, not yet on what was measured" * reply.unproven
     return Condition("True", "Bound", _clipped(text))
+
+
+def bound(pod: PodSeen) -> Condition:
+    """As far as the pod itself tells."""
+    return Condition("True", "Bound", _clipped(f"on {(pod.devices or '').replace(',', ', ')} of {pod.node}"))
 
 
 def unreadable(fault: FieldError) -> Condition:

@@ -44,6 +44,7 @@ class View:
         self.live: dict[str, Known] = {}
         """By request id: those that are not final."""
         self._of_pod: dict[str, str] = {}
+        self._moved: set[str] = set()
         self.nodes: set[str] = set()
         """Those that the node list knows."""
         self.counters: Counter[str] = Counter()
@@ -115,14 +116,23 @@ class View:
         if known is None or known.final:
             self._forget(request_id)
         else:
+            before = self.live.get(request_id)
             self.live[request_id] = known
             self._of_pod |= {pod.uid: request_id for pod in known.pods}
+            if before is None or before.sites != known.sites:
+                self._moved.update(pod.uid for pod in known.pods)
 
     def _forget(self, request_id: str) -> None:
         known = self.live.pop(request_id, None)
         for pod in known.pods if known else ():
             if self._of_pod.get(pod.uid) == request_id:
                 del self._of_pod[pod.uid]
+                self._moved.add(pod.uid)
+
+    def take_moved(self) -> set[str]:
+        """Pods whose places in the ledger are others than when this was last taken."""
+        moved, self._moved = self._moved, set()
+        return moved
 
     def reserved(self, node: str) -> dict[str, str]:
         """Who has something of each device of a node, by its uuid: one request id for each."""

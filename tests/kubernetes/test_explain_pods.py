@@ -65,7 +65,7 @@ async def test_a_pod_says_by_its_name_where_it_is_or_why_it_waits_and_then_what_
     assert {"Error": ""} == await asyncio.to_thread(extender.bind, runs, "k1")
     await asyncio.to_thread(extender.filter, waits, ["k1"])
 
-    told = await tells(bridged, "pod/runs", of="laxity.dev/Placed is True")
+    told = await tells(bridged, "pod/runs", of=": bound to k1 (k1-gpu-0)")
     assert f"pod {namespace}/runs, uid {_uid(runs)}: bound to k1 (k1-gpu-0)" in told
     assert f"{_uid(runs)} is started on k1" in told
     told = await tells(bridged, f"pod/{namespace}/waits", of="laxity.dev/Placed is False")

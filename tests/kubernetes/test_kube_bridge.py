@@ -88,15 +88,29 @@ async def test_bind_is_answered_once_the_ledger_says_started(bridged: Bridged, k
     found = kube.admin.create(pods, pod("one", SOFT, gpu_milli="250", gpu_mib="1024"))
     assert "k1" == await bound(extender, found, "k1")
     assert "started" == (await bridged.reach(found["metadata"]["uid"], "started")).state
-    shown = await eventually(lambda: _shown(kube, f"{pods}/one"), 10)
-
-    assert ("True", "Bound", "on k1-gpu-0 of k1, share 0.25 of each") == (
-        shown["status"],
-        shown["reason"],
-        shown["message"],
-    )
     again = await held(extender, found, "k1")
     assert ("k1", {"Error": ""}) == (again, extender.bind(found, "k1")), "asked again, the same answer"
+
+
+async def test_the_condition_of_a_pod_that_was_refused_says_so_no_longer_once_it_is_bound(
+    bridged: Bridged, kube: KubeCluster, pods: str
+) -> None:
+    extender = await started(bridged, "k1")
+    first, second = (kube.admin.create(pods, pod(name, SOFT, gpu_milli="1000")) for name in ("first", "second"))
+    assert "k1" == await bound(extender, first, "k1")
+    assert [] == extender.filter(second, ["k1"])["NodeNames"]
+    await eventually(lambda: _says(kube, f"{pods}/second", "False"), 10)
+    await bridged.add_node("k2", 1)
+    await until(lambda: extender.filter(second, ["k2"])["NodeNames"] == ["k2"], 10)
+    assert {"Error": ""} == await asyncio.to_thread(extender.bind, second, "k2")
+    shown = await eventually(lambda: _says(kube, f"{pods}/second", "True"), 10)
+
+    assert ("Bound", "on k2-gpu-0 of k2, share 1 of each") == (shown["reason"], shown["message"])
+
+
+async def _says(kube: KubeCluster, path: str, status: str) -> Json | None:
+    found = await _shown(kube, path)
+    return found if found is not None and found["status"] == status else None
 
 
 async def test_KU05_a_pod_that_asks_for_nothing_of_ours_is_bound_by_an_ordinary_binding(

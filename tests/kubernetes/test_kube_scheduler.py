@@ -37,9 +37,9 @@ async def test_a_pod_gets_its_devices_with_its_node_in_one_write(
         labels["reservation"]["cpu_milli"],
     )
     await cluster.reach(made["metadata"]["uid"], "started")
-    await until(lambda: condition(kube.admin.get(f"{pods}/one")).get("status") == "True", 20)
     kube.say(pods.split("/")[4], "one", phase="Succeeded")
     await cluster.reach(made["metadata"]["uid"], "exited", "released")
+    assert {} == condition(kube.admin.get(f"{pods}/one")), "it was never refused"
     assert [] == await cluster.reserved("k1")
 
 

@@ -28,6 +28,26 @@ def fault_of(found: dict[str, Any]) -> FieldError:
     return raised.value
 
 
+def test_pods_that_ask_for_the_same_ask_it_for_themselves_and_another_word_is_another_request() -> None:
+    """What was read of one of them is not read again."""
+    words = {"deadline": "50ms", "runtime": "12ms", "kind": "firm"}
+    first, second, later = (
+        asked(pod(name, uid, gpu_milli=250, cpu="250m", annotations=words | {"deadline": due}), TERMS)
+        for name, uid, due in (("a", "u-1", "50ms"), ("b", "u-2", "50ms"), ("c", "u-3", "60ms"))
+    )
+    assert first is not None
+    assert second is not None
+    assert later is not None
+    assert (True, False) == (first.kind == second.kind, first.kind == later.kind)
+    for each, (name, uid, due) in ((first, ("a", "u-1", 50_000)), (later, ("c", "u-3", 60_000))):
+        (its,) = each.request.pods or ()
+        assert (uid, name, uid, name) == (each.request.request_id, each.request.name, its.uid, its.name)
+        assert due == (each.request.realtime and each.request.realtime.deadline_us)
+    for each in (first, second, later):
+        assert each.request == PlaceRequest.from_json(each.request.to_json())
+    assert 100 == request_of(pod(gpu_milli=250, cpu="100m")).cpu_milli
+
+
 # --- resources ---
 
 
