@@ -96,17 +96,20 @@ class Extender:
         return await self._answered(call, self._settings.bind_us)
 
     async def _answered(self, call: FilterAsked | BindAsked, limit_us: int) -> web.Response:
-        waiting: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        waiting: asyncio.Future[Mapping[str, Any]] = loop.create_future()
         self._waiting[call.token] = waiting
+        late = loop.call_later((limit_us + BEYOND_US) / 1e6, self._late, call)
         self._post(call)
         try:
-            async with asyncio.timeout((limit_us + BEYOND_US) / 1e6):
-                return _json(await waiting)
-        except TimeoutError:
-            self.count("extender.late")
-            return _json(refuse(call, sentences.NO_ANSWER).body)
+            return _json(await waiting)
         finally:
+            late.cancel()
             self._waiting.pop(call.token, None)
+
+    def _late(self, call: FilterAsked | BindAsked) -> None:
+        self.count("extender.late")
+        self.answer(refuse(call, sentences.NO_ANSWER))
 
     def _malformed(self, call: FilterAsked | BindAsked, error: Exception) -> web.Response:
         """Also where kube-scheduler sends whole nodes: it is to be told `nodeCacheCapable: true`."""

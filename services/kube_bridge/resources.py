@@ -40,9 +40,11 @@ def memory_mib(pod: Mapping[str, Any]) -> int:
 
 def names(pod: Mapping[str, Any]) -> set[str]:
     """Every resource that any of its containers names."""
-    spec = _of(pod, "spec")
-    each = [_of(spec, "resources"), *(_of(one, "resources") for one in _containers(spec))]
-    return {name for one in each for kind in ("limits", "requests") for name in _of(one, kind)}
+    spec, found = _of(pod, "spec"), set[str]()
+    for one in (spec, *_containers(spec)):
+        resources = _of(one, "resources")
+        found.update(_of(resources, "limits"), _of(resources, "requests"))
+    return found
 
 
 def quantity(found: Mapping[str, Any], name: str, field: str) -> Amount | None:
