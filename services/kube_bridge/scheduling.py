@@ -136,7 +136,9 @@ class Scheduling:
     def _known(self, offered: Iterable[str]) -> frozenset[str]:
         """Those of them that can be placed on; the same object where they are the same as the last time, since to look
         a thousand names up by their hash is most of what a call costs."""
-        known = self._view.nodes.intersection(offered).difference(self.unfit)
+        known = self._view.nodes.intersection(offered)
+        if self.unfit:
+            known -= self.unfit
         if known != self._known_last:
             self._known_last = frozenset(known)
         return self._known_last

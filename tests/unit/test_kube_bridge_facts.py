@@ -60,6 +60,8 @@ def test_a_pod_of_ours_that_is_seen_before_its_reservation_is_not_foreign(bridge
 def test_a_pod_with_devices_that_the_ledger_does_not_know_is_foreign_after_a_while(bridge: Bridge) -> None:
     bridge.show(ours())
     assert [[]] * GRACE_TICKS + [[1000]] == [told(bridge) for _ in range(GRACE_TICKS + 1)]
+    bridge.record(wanting(), State.STARTED)
+    assert [0] == told(bridge), "until its reservation is rebuilt"
 
 
 def test_a_pod_whose_reservation_goes_before_it_is_foreign_from_then_on(bridge: Bridge) -> None:
