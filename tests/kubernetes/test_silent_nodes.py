@@ -51,7 +51,7 @@ async def test_KU06_what_is_on_a_silent_node_keeps_its_device_until_the_node_is_
     kube.admin.create(pods, pod("second", gpu_milli="1000"))
     assert other == (await cluster.until_bound(f"{pods}/second"))["spec"]["nodeName"], "the replacement goes elsewhere"
     assert "deletionTimestamp" in kube.admin.get(f"{pods}/first")["metadata"]
-    await until(lambda: condition(kube.admin.get(f"{pods}/first"))["reason"] == "NodeSilent", 40)
+    await until(lambda: condition(kube.admin.get(f"{pods}/first")).get("reason") == "NodeSilent", 40)
 
     kube.admin.patch(f"{pods}/first", {"metadata": {"finalizers": None}})
     kube.admin.until_gone(f"{pods}/first")
