@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from services.deadline_tracker.culprits import Scene, causes
@@ -32,6 +32,15 @@ TELLS_OF_CLOCKS: Final = b'"throttle_reasons"'
 
 Times = dict[tuple[str | None, int | None], tuple[int, int | None]]
 """Begin and end of tasks, by ring and sequence of the begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What a batch has said beside warnings that went ahead of it. An effect that comes back as an event: it is due."""
+
+    batch: TaskBatch
+    tasks: Callable[[], Sequence[MatchedTask]]
+    said: Sequence[Effect]
 
 
 class Suspects:
@@ -68,6 +77,15 @@ class Suspects:
     def tick(self) -> None:
         self._left = MOST_LOOKS
         self._nodes_left = MOST_NODES
+
+    def parted(
+        self, batch: TaskBatch, matched: Callable[[], Sequence[MatchedTask]], effects: Sequence[Effect]
+    ) -> tuple[list[Effect], Rest]:
+        """The warnings that need not wait until the causes of misses are found, since the lists of nodes wait for them,
+        and what follows them."""
+        kept = self._kept(batch.node)
+        ahead = [effect for effect in effects if _warns(effect)] if kept.facts and kept.reservations else []
+        return ahead, Rest(batch, matched, [effect for effect in effects if not _warns(effect)] if ahead else effects)
 
     def explained(
         self,
@@ -144,6 +162,10 @@ class Suspects:
         if kept is None:
             kept = self._nodes[node] = Kept()
         return kept
+
+
+def _warns(effect: Effect) -> bool:
+    return isinstance(effect, Publish) and isinstance(event := effect.body, DeadlineEvent) and event.task is None
 
 
 def _found(tests: dict[str, Neighbours], look: Scene, since_us: int, now_us: int) -> Iterator[tuple[str, Cause]]:
