@@ -259,11 +259,12 @@ class Core:
             node.forget_old()
         if node.early:
             node.early = {event_id: at for event_id, at in node.early.items() if at > seq}
-        warnings, rest = self.suspects.parted(batch, judge.matched.tasks, effects)
-        if not warnings:
+        ahead, said = self.suspects.parted(batch.node, effects) if effects else ([], effects)
+        rest = Rest(batch, judge.matched.tasks, said)
+        if not ahead:
             return self._explained(rest)
         self._rest = rest
-        return [*warnings, rest]
+        return [*ahead, rest]
 
     def _explained(self, told: Rest) -> list[Effect]:
         node = self.nodes[told.batch.node]

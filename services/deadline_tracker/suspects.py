@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from services.deadline_tracker.culprits import Scene, causes
 from services.deadline_tracker.device_time import OPEN
@@ -34,13 +34,12 @@ Times = dict[tuple[str | None, int | None], tuple[int, int | None]]
 """Begin and end of tasks, by ring and sequence of the begin."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rest:
+class Rest(NamedTuple):
     """What a batch has said beside warnings that went ahead of it. An effect that comes back as an event: it is due."""
 
     batch: TaskBatch
     tasks: Callable[[], Sequence[MatchedTask]]
-    said: Sequence[Effect]
+    said: Sequence[Publish]
 
 
 class Suspects:
@@ -78,14 +77,12 @@ class Suspects:
         self._left = MOST_LOOKS
         self._nodes_left = MOST_NODES
 
-    def parted(
-        self, batch: TaskBatch, matched: Callable[[], Sequence[MatchedTask]], effects: Sequence[Effect]
-    ) -> tuple[list[Effect], Rest]:
-        """The warnings that need not wait until the causes of misses are found, since the lists of nodes wait for them,
-        and what follows them."""
-        kept = self._kept(batch.node)
-        ahead = [effect for effect in effects if _warns(effect)] if kept.facts and kept.reservations else []
-        return ahead, Rest(batch, matched, [effect for effect in effects if not _warns(effect)] if ahead else effects)
+    def parted(self, node: str, said: Sequence[Publish]) -> tuple[list[Publish], list[Publish]]:
+        """The warnings that go ahead of a look for causes, where there is one: lists of nodes wait for them. And the
+        rest."""
+        kept = self._kept(node)
+        ahead = [one for one in said if _warns(one)] if kept.facts and kept.reservations else []
+        return ahead, [one for one in said if not _warns(one)] if ahead else list(said)
 
     def explained(
         self,
@@ -164,8 +161,8 @@ class Suspects:
         return kept
 
 
-def _warns(effect: Effect) -> bool:
-    return isinstance(effect, Publish) and isinstance(event := effect.body, DeadlineEvent) and event.task is None
+def _warns(said: Publish) -> bool:
+    return isinstance(said.body, DeadlineEvent) and said.body.task is None
 
 
 def _found(tests: dict[str, Neighbours], look: Scene, since_us: int, now_us: int) -> Iterator[tuple[str, Cause]]:

@@ -10,7 +10,6 @@ import pytest
 from services.deadline_tracker.clocks import Clock
 from services.deadline_tracker.culprits import Resident, Scene, causes
 from services.deadline_tracker.device_time import OPEN, Tasks, Terms, device_time_us, slowdown_by_neighbour
-from services.deadline_tracker.matched import MatchedTask
 from services.deadline_tracker.suspects import MOST_LOOKS, Suspects
 from shared.admission import RtTask, Sharing
 from shared.effects import Publish
@@ -186,12 +185,9 @@ def test_a_miss_is_explained_by_what_the_ledger_and_the_list_of_nodes_say() -> N
 
 
 def test_a_warning_does_not_wait_for_the_causes_of_misses() -> None:
-    warning, told = warned(), batch(40_000)
-    tasks: list[MatchedTask] = [("r", 1, 0, 30_000, 20_000)]
-    ahead, rest = suspects("d1").parted(told, lambda: tasks, [warning, missed()])
-    assert ([warning], [missed()]) == (ahead, rest.said)
-    ahead, rest = Suspects().parted(told, lambda: tasks, [warning, missed()])
-    assert ([], [warning, missed()]) == (ahead, rest.said)
+    said = [warned(), missed()]
+    assert ([warned()], [missed()]) == suspects("d1").parted("n1", said)
+    assert ([], said) == Suspects().parted("n1", said)
 
 
 def test_times_that_are_none_are_not_looked_at() -> None:
