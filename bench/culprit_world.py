@@ -8,6 +8,7 @@ from typing import Final
 from bench.shared_devices import declared
 from services.deadline_tracker.core import Core
 from services.deadline_tracker.shares import Shares
+from services.deadline_tracker.suspects import Rest
 from services.monitor.batches import Piles
 from services.monitor.open_tasks import BEGIN, END, OpenTasks, RingRows, Row
 from shared.admission import Sharing
@@ -150,6 +151,8 @@ class World:
                 self.said.append(DeadlineEvent.from_json(effect.body.to_json()))
             elif isinstance(effect, Commit):
                 self._write(effect)
+            elif isinstance(effect, Rest):
+                self._do(effect)
             elif isinstance(effect, ReadFrom):
                 self._do(ReadingFrom(effect.subject, effect.start_seq))
 

@@ -133,11 +133,11 @@ class RowByRow:
             if window is not None:
                 window.append(outcome == Outcome.MET)
         shows = (record.window.count(True), record.window.count(False))
-        if outcome == Outcome.MISSED:
-            self.told.append((f"{node}/{of}/{begin_seq}/missed", *shows, tardy))
         if crossed := _crossed(record, standing(*shows, record.guarantee)):
             judged = record.counts["met"] + record.counts["missed"]
             self.told.append((f"{node}/{container}/{judged}/{crossed}", *shows, None))
+        if outcome == Outcome.MISSED:
+            self.told.append((f"{node}/{of}/{begin_seq}/missed", *shows, tardy))
 
 
 def _crossed(record: Record, now: Standing) -> str | None:

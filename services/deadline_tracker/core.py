@@ -18,7 +18,7 @@ from services.deadline_tracker.judging import Judge, well_formed
 from services.deadline_tracker.nodes import Node
 from services.deadline_tracker.record import Record, Ring
 from services.deadline_tracker.shares import Partition, Shares
-from services.deadline_tracker.suspects import Suspects
+from services.deadline_tracker.suspects import Rest, Suspects
 from shared.deadlines import SlidingWindow
 from shared.effects import (
     Commit,
@@ -83,6 +83,7 @@ class Core:
         self._beginning: set[str] = set()
         """Streams that are to be read from elsewhere, and are not yet."""
         self._writing: Writing | None = None
+        self._rest: Rest | None = None
         self._commit = 0
         self._written_us: int | None = None
         self._wall_us = 0
@@ -93,6 +94,12 @@ class Core:
         """Of the last verdict."""
 
     def handle(self, event: object, now_us: int) -> list[Effect]:
+        rest, self._rest = self._rest, None
+        if rest is None:
+            return self._handle(event, now_us)
+        return [*self._explained(rest), *self._handle(event, now_us)]  # nothing has changed since its batch
+
+    def _handle(self, event: object, now_us: int) -> list[Effect]:
         match event:
             case Received(message=TaskBatch() as batch, subject=subject, seq=seq):
                 if subject == self.subjects.task_events(batch.node):
@@ -241,7 +248,7 @@ class Core:
             self.counters["batches_malformed"] += 1
             return []
         known = len(node.rings) + len(node.records)
-        effects: list[Effect] = []
+        effects: list[Publish] = []
 
         def say(record: Record, kind: str, event_id: str, said: dict[str, Any]) -> None:
             effects.extend(self._say(node, record, event_id, self._event(batch, record, kind, said)))
@@ -252,8 +259,17 @@ class Core:
             node.forget_old()
         if node.early:
             node.early = {event_id: at for event_id, at in node.early.items() if at > seq}
-        effects = self.suspects.explained(batch, judge.matched.tasks, effects, node.running)
-        return [*effects, *self._noisy(node, batch)]
+        ahead, said = self.suspects.parted(batch.node, effects) if effects else ([], effects)
+        rest = Rest(batch, judge.matched.tasks, said)
+        if not ahead:
+            return self._explained(rest)
+        self._rest = rest
+        return [*ahead, rest]
+
+    def _explained(self, told: Rest) -> list[Effect]:
+        node = self.nodes[told.batch.node]
+        effects = self.suspects.explained(told.batch, told.tasks, told.said, node.running)
+        return [*effects, *self._noisy(node, told.batch)]
 
     def _noisy(self, node: Node, batch: TaskBatch) -> Iterator[Publish]:
         """Not kept: who is noisy is found again."""
@@ -306,7 +322,7 @@ class Core:
             node.records[container] = Record(container, self.guarantee, SlidingWindow(self.window))
         return node.records[container]
 
-    def _say(self, node: Node, record: Record, event_id: str, event: DeadlineEvent) -> list[Effect]:
+    def _say(self, node: Node, record: Record, event_id: str, event: DeadlineEvent) -> list[Publish]:
         """Kept until it is heard, unless it was heard before."""
         if node.early.pop(event_id, None) is not None:
             return []

@@ -143,12 +143,11 @@ class Judge:
     def _judge(self, ring: Ring, seq: int, task: Task, outcome: Outcome, tardy: int | None) -> None:
         record, node = ring.record, self.batch.node
         number, _, deadline_us, name = task
-        crossed = record.judge(outcome)  # counted first: what is said shows it
+        self._cross(record, record.judge(outcome))  # first: the list of nodes waits for it, and for no single miss
         if outcome == Outcome.MISSED:
             said = {"task": number, "deadline_us": deadline_us, "ring": ring.name, "seq": seq}
             event_id = f"{node}/{ring.name}/{seq}/missed"
             self.say(record, "missed", event_id, {**said, "name": name, "tardiness_us": tardy})
-        self._cross(record, crossed)
 
     def _cross(self, record: Record, crossed: str | None) -> None:
         if crossed:

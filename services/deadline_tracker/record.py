@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Final, Self
 
 from services.deadline_tracker.timing import Timing
@@ -135,10 +136,10 @@ class Record:
         return None if self.newest is None else self.newest.distance_to_failure(self.least_met)
 
     def said(self, event_id: str) -> None:
-        """The stream has it, and so all before it: the verdicts of a record are said in order."""
-        while (first := next(iter(self.unsaid))) != event_id:
-            del self.unsaid[first]
-        del self.unsaid[event_id]
+        """The stream has it, and so all that batches before its own led to; within one, releases differ in order."""
+        seq, _ = self.unsaid.pop(event_id)
+        for before in list(takewhile(lambda other: self.unsaid[other][0] < seq, self.unsaid)):
+            del self.unsaid[before]
 
     def kept(self) -> Iterator[tuple[str, DeadlineEvent]]:
         return ((event_id, event) for event_id, (_, event) in self.unsaid.items())

@@ -10,6 +10,7 @@ from services.deadline_tracker.numbers import METRICS as NUMBERS
 from services.deadline_tracker.numbers import numbers
 from services.deadline_tracker.settings import TrackerSettings
 from services.deadline_tracker.shares import Shares
+from services.deadline_tracker.suspects import Rest
 from shared.messages import DeadlineEvent, NodeDeadlines, NodeMetrics, TaskBatch
 from shared.service import Every, Listen, Publishes, Service, run
 from shared.subjects import DEADLINES, EVENTS_STREAM, LEDGER, NODES, Subjects
@@ -81,6 +82,10 @@ SERVICE = Service(
 )
 
 
+async def _comes_back(rest: Rest) -> Rest:
+    return rest
+
+
 async def serve(settings: TrackerSettings) -> None:
     """Runs until asked to stop."""
     holder = f"{settings.instance}-{uuid.uuid4().hex[:8]}"
@@ -89,4 +94,4 @@ async def serve(settings: TrackerSettings) -> None:
     gc.set_threshold(FEW_COLLECTIONS)
     shares = Shares(settings.partitions, holder, settings.lease_us)
     core = Core(Subjects(settings.prefix), settings.guarantee, settings.window, shares)
-    await run(SERVICE, core, settings)
+    await run(SERVICE, core, settings, slow={Rest: _comes_back})

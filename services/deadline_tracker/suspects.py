@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from services.deadline_tracker.culprits import Scene, causes
 from services.deadline_tracker.device_time import OPEN
@@ -32,6 +32,14 @@ TELLS_OF_CLOCKS: Final = b'"throttle_reasons"'
 
 Times = dict[tuple[str | None, int | None], tuple[int, int | None]]
 """Begin and end of tasks, by ring and sequence of the begin."""
+
+
+class Rest(NamedTuple):
+    """What a batch has said beside warnings that went ahead of it. An effect that comes back as an event: it is due."""
+
+    batch: TaskBatch
+    tasks: Callable[[], Sequence[MatchedTask]]
+    said: Sequence[Publish]
 
 
 class Suspects:
@@ -68,6 +76,13 @@ class Suspects:
     def tick(self) -> None:
         self._left = MOST_LOOKS
         self._nodes_left = MOST_NODES
+
+    def parted(self, node: str, said: Sequence[Publish]) -> tuple[list[Publish], list[Publish]]:
+        """The warnings that go ahead of a look for causes, where there is one: lists of nodes wait for them. And the
+        rest."""
+        kept = self._kept(node)
+        ahead = [one for one in said if _warns(one)] if kept.facts and kept.reservations else []
+        return ahead, [one for one in said if not _warns(one)] if ahead else list(said)
 
     def explained(
         self,
@@ -144,6 +159,10 @@ class Suspects:
         if kept is None:
             kept = self._nodes[node] = Kept()
         return kept
+
+
+def _warns(said: Publish) -> bool:
+    return isinstance(said.body, DeadlineEvent) and said.body.task is None
 
 
 def _found(tests: dict[str, Neighbours], look: Scene, since_us: int, now_us: int) -> Iterator[tuple[str, Cause]]:

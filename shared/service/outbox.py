@@ -113,6 +113,7 @@ class Outbox:
                 self._something.clear()
                 while self._ready and len(self._asked_s) < IN_FLIGHT:
                     await self._send(self._ready.popleft())
+                self._bus.connection.push()
         finally:
             self._ended = True
 

@@ -47,6 +47,8 @@ RootTask = Callable[["Runtime"], Awaitable[None]]
 
 BUS_EVENT_EVERY_US = 5_000_000
 """At most one event of a kind of trouble within it, however often it happens; the rest is counted."""
+TURN_US = 2_000
+"""How long a core is fed while events wait, before others get a turn: who sends what it said, who reads answers."""
 LOOK_US = 200_000
 """How often what is outside is asked whether the service is still ready."""
 
@@ -293,17 +295,25 @@ class Runtime:
     # --- the core ---
 
     async def _feed(self) -> None:
+        turn_us = 0
         while True:
+            waited = not self.inbox
             event = await self.inbox.get()
             if isinstance(event, _Barrier):
                 event.reached.set()
                 continue
             if isinstance(event, Tick):
                 self._ticking.discard(event.name)
-            if effects := self._core.handle(event, self.clock.now_us()):
+            now_us = self.clock.now_us()
+            if effects := self._core.handle(event, now_us):
                 await self._carry_out_all(effects)
             if self.settings.check:
                 self._core.check()
+            if waited:
+                turn_us = now_us
+            elif now_us - turn_us >= TURN_US:
+                turn_us = now_us
+                await asyncio.sleep(0)
 
     async def _carry_out_all(self, effects: list[Effect]) -> None:
         """Replies go out before anything is done about what comes behind them."""

@@ -135,8 +135,8 @@ async def test_an_outside_client_is_told_of_a_miss_without_any_set_up(
     with ServiceProcess("services.deadline_tracker", tmp_path, nats_server.url):
         await outside.subscribe("rt.events.>", cb=heard.put)
         await say(outside, row(BEGIN, 1), row(OVERDUE, 1))
-        bodies = [json.loads((await asyncio.wait_for(heard.get(), 10)).data) for _ in range(2)]
-    assert [body.get("kind") for body in bodies if "container" in body] == ["missed"]
+        bodies = [json.loads((await asyncio.wait_for(heard.get(), 10)).data) for _ in range(3)]
+    assert [body.get("kind") for body in bodies if "container" in body] == ["at_risk", "missed"]
 
 
 def heartbeat(node: str, counter: int) -> bytes:

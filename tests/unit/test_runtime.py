@@ -9,7 +9,8 @@ from pydantic_settings import SettingsConfigDict
 
 from shared.bus import rfc3339
 from shared.bus.jetstream import missing, parse_headers
-from shared.service import shutdown
+from shared.effects import Effect
+from shared.service import Runtime, Service, shutdown
 from shared.service.inbox import Inbox
 from shared.service.intake import request_id_of
 from shared.settings import ServiceSettings
@@ -40,6 +41,38 @@ async def test_an_empty_inbox_waits_for_the_next_event() -> None:
     await asyncio.sleep(0)
     inbox.post("a")
     assert "a" == await taking
+
+
+class Busy:
+    """A core that needs a millisecond for each event."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock, self.taken = clock, 0
+
+    def handle(self, event: object, now_us: int) -> list[Effect]:
+        del event, now_us
+        self.clock.suspend(1_000)
+        self.taken += 1
+        return []
+
+    def check(self) -> None: ...
+
+    def story(self, id: str) -> list[str]:  # noqa: A002
+        return [id]
+
+
+async def test_a_core_that_is_behind_lets_what_it_said_go_out_meanwhile() -> None:
+    clock = ManualClock()
+    core = Busy(clock)
+    runtime = Runtime(Service("toy", "busy"), core, ServiceSettings(), {}, clock)
+    for number in range(9):
+        runtime.post(number)
+    feeding, seen = asyncio.create_task(runtime._feed()), list[int]()
+    while core.taken < 9:
+        await asyncio.sleep(0)
+        seen.append(core.taken)
+    feeding.cancel()
+    assert [3, 5, 7, 9] == seen
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from services.deadline_tracker.core import TASKS, VERDICTS
 from services.deadline_tracker.shares import partition_lease
 from shared.effects import Commit, CommitDone, CommitOutcome, Draining, Effect, KeyChanged, Publish, Received, Tick
 from shared.messages import DeadlineEvent, Lease, NodeDeadlines, RingInfo, TaskBatch, TaskEventKind
-from shared.subjects import DEADLINES
+from shared.subjects import DEADLINES, LEDGER, NODES
 from tests.tracker_server import lead, led, tracker
 
 BEGIN, END, OVERDUE, ABORTED, LOST, CLOSED = TaskEventKind
@@ -90,7 +90,7 @@ def test_a_task_that_ends_by_its_deadline_is_met_and_one_microsecond_later_misse
 def test_a_task_past_its_deadline_is_missed_while_it_still_runs() -> None:
     told = Told()
     told.hear(row(BEGIN, 1), row(OVERDUE, 1))
-    missed = told.effects[0].body
+    missed = told.effects[1].body
     assert (missed.kind, missed.task, missed.tardiness_us, missed.deadline_us) == ("missed", 1, None, D)
 
 
@@ -106,7 +106,7 @@ def test_the_first_of_end_and_overdue_in_stream_order_decides() -> None:
 def test_an_end_after_its_overdue_that_was_late_anyway_is_counted_once() -> None:
     told = Told()
     told.hear(row(BEGIN, 1), row(OVERDUE, 1), row(END, 2, 1, stamp_us=D + 9))
-    assert (told.counts(), told.kinds) == ({"missed": 1}, ["missed", "at_risk"])
+    assert (told.counts(), told.kinds) == ({"missed": 1}, ["at_risk", "missed"])
 
 
 def test_T9_an_end_before_its_begin_is_invalid_and_neither_met_nor_missed() -> None:
@@ -119,7 +119,7 @@ def test_a_batch_that_comes_again_changes_nothing() -> None:
     told = Told()
     told.hear(row(BEGIN, 1), row(END, 2, 1, stamp_us=D + 1), seq=7)
     told.hear(row(BEGIN, 1), row(END, 2, 1, stamp_us=D + 1), seq=7)
-    assert (told.counts(), told.kinds) == ({"missed": 1}, ["missed", "at_risk"])
+    assert (told.counts(), told.kinds) == ({"missed": 1}, ["at_risk", "missed"])
 
 
 def test_records_that_a_restarted_monitor_reads_again_count_once() -> None:
@@ -189,7 +189,7 @@ def test_events_after_a_crash_have_the_ids_of_those_before_it() -> None:
     one, other = Told(), Told()
     one.hear(*rows)
     other.hear(*rows)
-    assert one.ids == other.ids == ["n1/r0/1/missed", "n1/c0/1/at_risk"]
+    assert one.ids == other.ids == ["n1/c0/1/at_risk", "n1/r0/1/missed"]
 
 
 def test_a_checkpoint_that_lost_its_race_is_written_again_over_the_newer_one() -> None:
@@ -240,9 +240,9 @@ def next_of(told: Told) -> Told:
 def test_a_partition_that_is_taken_over_says_what_the_stream_lacks() -> None:
     told = Told()
     told.hear(row(BEGIN, 1), row(OVERDUE, 1), row(BEGIN, 2), row(OVERDUE, 2))
-    assert ["n1/r0/1/missed", "n1/c0/1/at_risk", "n1/r0/2/missed"] == told.ids
+    assert ["n1/c0/1/at_risk", "n1/r0/1/missed", "n1/r0/2/missed"] == told.ids
     told.core.handle(verdict(told), 0)
-    assert ["n1/c0/1/at_risk", "n1/r0/2/missed"] == next_of(told).ids
+    assert ["n1/r0/1/missed", "n1/r0/2/missed"] == next_of(told).ids
 
 
 def test_verdicts_are_read_from_the_batch_on_that_led_to_the_first_unsaid_one() -> None:
@@ -257,7 +257,33 @@ def test_a_verdict_that_is_heard_before_its_batch_is_not_said_again() -> None:
     told.hear(row(BEGIN, 1), row(OVERDUE, 1))
     again.core.handle(verdict(told), 0)
     again.hear(row(BEGIN, 1), row(OVERDUE, 1), seq=1)
-    assert ["n1/c0/1/at_risk"] == again.ids
+    assert ["n1/r0/1/missed"] == again.ids
+
+
+def test_a_warning_that_the_stream_lacks_is_said_although_its_miss_was_said_before_it() -> None:
+    """As a release did that said them in the other order."""
+    told = Told()
+    told.hear(row(BEGIN, 1), row(OVERDUE, 1))
+    told.core.handle(verdict(told, place=1), 0)
+    assert ["n1/c0/1/at_risk"] == next_of(told).ids
+    told.hear(row(BEGIN, 2), row(OVERDUE, 2))
+    told.core.handle(verdict(told, place=2), 0)
+    assert 0 == told.core.nodes["n1"].unsaid
+
+
+def test_a_warning_goes_out_before_causes_are_looked_for_and_its_misses_before_those_of_later_batches() -> None:
+    told, again = Told(), Told()
+    for one in (told, again):
+        for bucket in (LEDGER, NODES):  # what it cannot read names nobody
+            one.core.handle(KeyChanged(bucket, "node.n1", b"{}", 1), 0)
+        one.hear(row(BEGIN, 1), row(OVERDUE, 1))
+        assert ["n1/c0/1/at_risk"] == one.ids
+    rest = told.effects[-1]
+    told.effects += told.core.handle(rest, 0)
+    assert [] == told.core.handle(rest, 0)
+    assert ["unknown"] == [cause.cause for cause in told.effects[-1].body.because]
+    again.hear(row(BEGIN, 2), row(OVERDUE, 2))
+    assert ["n1/c0/1/at_risk", "n1/r0/1/missed", "n1/r0/2/missed"] == again.ids
 
 
 def test_a_deposed_tracker_follows_its_nodes_no_more_and_writes_nothing_of_them() -> None:

@@ -164,6 +164,12 @@ def missed(container: str = "c0") -> Publish:
     return Publish("s", DeadlineEvent.model_validate({**said, **counts, "ring": "r", "seq": 1}), "id", "type")
 
 
+def warned() -> Publish:
+    said = missed()
+    assert isinstance(said.body, DeadlineEvent)
+    return replace(said, body=said.body.model_copy(update={"kind": "at_risk", "task": None, "ring": None}))
+
+
 def because(found: Suspects, told: TaskBatch, begin_us: int, end_us: int | None, container: str = "c0") -> list[str]:
     task = ("r", 1, begin_us, end_us, 20_000)
     (effect,) = found.explained(told, lambda: [task], [missed(container)], list)
@@ -176,6 +182,12 @@ def test_a_miss_is_explained_by_what_the_ledger_and_the_list_of_nodes_say() -> N
     assert ["itself"] == because(suspects("d1"), batch(40_000), 0, 30_000)
     assert ["unknown"] == because(suspects("d1"), batch(40_000, "other"), 0, 30_000, "other")
     assert [] == because(Suspects(), batch(40_000), 0, 30_000)
+
+
+def test_a_warning_does_not_wait_for_the_causes_of_misses() -> None:
+    said = [warned(), missed()]
+    assert ([warned()], [missed()]) == suspects("d1").parted("n1", said)
+    assert ([], said) == Suspects().parted("n1", said)
 
 
 def test_times_that_are_none_are_not_looked_at() -> None:
