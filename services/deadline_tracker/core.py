@@ -304,7 +304,7 @@ class Core:
         rings = []
         for info in batch.rings:
             ring = node.rings.get(info.ring)
-            if ring is None or ring.told != info.__dict__:
+            if ring is None or (ring.told is not info and ring.told != info):
                 ring = self._learn(node, info)
             ring.record.touched_seq = seq
             rings.append(ring)
@@ -314,7 +314,7 @@ class Core:
         record = self._record(node, info.container)
         record.learn(info)
         ring = node.rings.setdefault(info.ring, Ring(info.ring, record))
-        ring.told = info.__dict__
+        ring.told = info
         return ring
 
     def _record(self, node: Node, container: str) -> Record:

@@ -14,6 +14,8 @@ from shared.messages import COLUMNS, TaskBatch, TaskEventKind
 BEGIN: Final = TaskEventKind.BEGIN.value
 END: Final = TaskEventKind.END.value
 MET: Final = TaskVerdict.MET
+MOST_MET: Final = 1_000
+"""Met tasks of a record that are counted at once: as many as that at most wait for somebody who asks."""
 
 Say = Callable[[Record, str, str, dict[str, Any]], None]
 """Told of a verdict that the world should hear: the record as it is now, the kind, the event's id, what is special."""
@@ -43,12 +45,12 @@ class Judge:
             return
         add, last, names = self.matched.rows.append, self.batch.ring[0], self.batch.names
         ring = self.rings[last]
-        begun, high, met_us = ring.open, ring.high, list[int]()
+        begun, high, met_us = ring.open, ring.high, ring.record.met_us
         for place, kind, seq, begin_seq, number, stamp_us, deadline_us, name in _rows(self.batch):
             if place != last:
-                self._put_back(ring, high, met_us)
+                self._put_back(ring, high)
                 last, ring = place, self.rings[place]
-                begun, high, met_us = ring.open, ring.high, []
+                begun, high, met_us = ring.open, ring.high, ring.record.met_us
             if seq == high + 1:
                 if kind == BEGIN:
                     begun[seq], high = (number, stamp_us, deadline_us, names[name]), seq
@@ -60,23 +62,18 @@ class Judge:
                     met_us.append(took_us)
                     high = seq
                     continue
-            self._put_back(ring, high, met_us)
+            self._put_back(ring, high)
             self._row(place, kind, seq, begin_seq, (number, stamp_us, deadline_us, names[name]))
-            high, met_us = ring.high, []
-        self._put_back(ring, high, met_us)
+            high = ring.high
+        self._put_back(ring, high)
 
-    def _put_back(self, ring: Ring, high: int, met_us: list[int]) -> None:
-        """``met_us``: how long each task took that was met since the ring was taken."""
-        ring.high = high
-        if not met_us:
-            return
-        record = ring.record
-        record.met += len(met_us)
-        record.times.extend(met_us)
+    def _put_back(self, ring: Ring, high: int) -> None:
+        ring.high, record = high, ring.record
         if (record.warned or record.asks_anew) and record.crosses:
-            times, record.met = record.met, 0
-            for _ in range(times):
+            for _ in range(record.take_met()):
                 self._cross(record, record.judge(Outcome.MET))
+        elif len(record.met_us) > MOST_MET:
+            record.count_met()
 
     def _row(self, place: int, kind: int, seq: int, begin_seq: int, row: Task) -> None:
         ring = self.rings[place]
@@ -157,12 +154,9 @@ class Judge:
 
 def well_formed(batch: TaskBatch) -> bool:
     """Whether each row names a ring and a task name that the batch lists."""
-    return _all_listed(set(batch.ring), len(batch.rings)) and _all_listed(set(batch.name), len(batch.names))
+    rings, names = set(range(len(batch.rings))), set(range(len(batch.names)))
+    return rings.issuperset(batch.ring) and names.issuperset(batch.name)
 
 
 def _rows(batch: TaskBatch) -> Iterator[tuple[int, ...]]:
     return zip(*map(batch.__dict__.__getitem__, COLUMNS), strict=True)
-
-
-def _all_listed(places: set[int], count: int) -> bool:
-    return not places or (min(places) >= 0 and max(places) < count)

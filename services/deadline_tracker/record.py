@@ -33,13 +33,13 @@ class Record:
     replica: int | None = None
     generation: int | None = None
     counted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
-    times: Timing = field(default_factory=Timing)
+    timing: Timing = field(default_factory=Timing)
     warned: bool = False
     """Said to be at risk, and not recovered since."""
     asks_anew: bool = False
     """Its guarantee was changed, and no verdict was held against the new one yet."""
-    met: int = 0
-    """Tasks that were met and are not counted yet: ``counts`` and ``window`` do that."""
+    met_us: list[int] = field(default_factory=list)
+    """How long the tasks took that were met and are not counted yet: ``counts``, ``window`` and ``times`` do that."""
     least_met: int = 0
     newest: SlidingWindow | None = None
     """Of a container that declared (m,k): at least m of its last k tasks are to be met."""
@@ -53,31 +53,43 @@ class Record:
         if info.request_id is not None:
             self.request_id, self.replica, self.generation = info.request_id, info.replica, info.generation
         if info.guarantee is not None and info.guarantee != self.guarantee:
-            self._count_met()
+            self.count_met()
             self.guarantee, self.asks_anew = info.guarantee, True
         if info.window is not None and info.window != self.constraint:
             m, k = info.window
             if 1 <= m <= k <= MOST_K:
-                self._count_met()
+                self.count_met()
                 self.least_met, self.newest = m, SlidingWindow(k)
 
     @property
     def counts(self) -> dict[str, int]:
         """Verdicts, and tasks without one, since the container began."""
-        self._count_met()
+        self.count_met()
         return self.counted
 
     @property
     def window(self) -> SlidingWindow:
         """The last verdicts."""
-        self._count_met()
+        self.count_met()
         return self.verdicts
 
-    def _count_met(self) -> None:
-        if self.met:
-            times, self.met = self.met, 0
+    @property
+    def times(self) -> Timing:
+        """How long its tasks took."""
+        self.count_met()
+        return self.timing
+
+    def count_met(self) -> None:
+        if times := self.take_met():
             self.counted[Outcome.MET] += times
             self._push(met=True, times=times)
+
+    def take_met(self) -> int:
+        """How many tasks were met and are not counted yet; they are the caller's to count."""
+        times = len(self.met_us)
+        self.timing.extend(self.met_us)
+        self.met_us.clear()  # in place: a judge may hold it
+        return times
 
     @property
     def crosses(self) -> bool:
@@ -90,7 +102,7 @@ class Record:
         if self.asks_anew:
             return True
         then = self.verdicts.copy()
-        then.push(met=True, times=self.met)
+        then.push(met=True, times=len(self.met_us))
         return standing(then.met, then.missed, self.guarantee) == Standing.GOOD
 
     def judge(self, outcome: Outcome) -> str | None:
@@ -126,13 +138,13 @@ class Record:
     @property
     def violated(self) -> bool:
         """Fewer than m of the last k tasks are met; those not seen yet count as met."""
-        self._count_met()
+        self.count_met()
         return self.newest is not None and self.newest.missed > self.newest.length - self.least_met
 
     @property
     def distance_to_failure(self) -> int | None:
         """Misses in a row, from now on, that violate (m,k); 0: it is violated. None where none was declared."""
-        self._count_met()
+        self.count_met()
         return None if self.newest is None else self.newest.distance_to_failure(self.least_met)
 
     def said(self, event_id: str) -> None:
@@ -199,7 +211,7 @@ class Record:
     def load(cls, container: str, state: dict[str, Any]) -> Self:
         record = cls(container, state["guarantee"], SlidingWindow.load(state["window"]), *state["of"])
         record.counts.update(state["counts"])
-        record.times = Timing.load(state.get("times", ()))
+        record.timing = Timing.load(state.get("times", ()))
         record.warned, record.touched_seq = state["warned"], state["touched"]
         record.asks_anew = state.get("asks_anew", False)
         if (firm := state.get("m_of_k")) is not None:
@@ -221,7 +233,7 @@ class Ring:
     overdue: dict[int, Task] = field(default_factory=dict)
     """Tasks that were judged missed while they run."""
     closed: bool = False
-    told: dict[str, Any] | None = None
+    told: RingInfo | None = None
     """What the last batch said of it."""
 
     @property

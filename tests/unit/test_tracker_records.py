@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from services.deadline_tracker.judging import MOST_MET
 from services.deadline_tracker.matched import Matched, TaskVerdict
 from services.deadline_tracker.record import Record, Ring
 from shared.deadlines import SlidingWindow
@@ -105,6 +106,18 @@ def test_a_task_that_still_runs_has_no_end_among_what_a_batch_matched() -> None:
     met, runs = (7, 5, D, "infer"), (8, 10, D, "infer")
     matched = Matched([ring], [(0, 1, met, 9, TaskVerdict.MET), (0, 3, runs, None, TaskVerdict.OVERDUE)])
     assert [("r0", 1, 5, 9, D), ("r0", 3, 10, None, D)] == matched.tasks()
+
+
+def test_met_tasks_that_nobody_asks_about_do_not_pile_up_and_each_is_counted() -> None:
+    core, waiting = tracker(), list[int]()
+    lead(core)
+    for seq in range(1, 3 * MOST_MET):
+        rows = [row(BEGIN, 2 * seq - 1), row(END, 2 * seq, 2 * seq - 1, stamp_us=5)]
+        core.handle(Received("rt.events.task.n1", batch(rows), seq=seq), 0)
+        waiting.append(len(core.nodes["n1"].records["c0"].met_us))
+    record = core.nodes["n1"].records["c0"]
+    assert max(waiting) == MOST_MET
+    assert (3 * MOST_MET - 1,) * 2 == (record.counts["met"], record.times.count)
 
 
 def _said_with(wall_us: Iterable[int]) -> list[DeadlineEvent]:
