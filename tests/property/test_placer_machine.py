@@ -79,11 +79,14 @@ class PlacersMachine(RuleBasedStateMachine):
         placers=st.integers(1, MOST_PLACERS),
         defragment=st.sampled_from(["off", "waiting", "widen"]),
         fragmented=st.sampled_from([None, 0, 2]),
+        glances=st.booleans(),
     )
-    def begin(self, placers: int, defragment: Literal["off", "waiting"], fragmented: int | None) -> None:
+    def begin(self, placers: int, defragment: Literal["off", "waiting"], fragmented: int | None, glances: bool) -> None:
         self.world.rules = Rules(
             defragment=defragment, moves_at_once=2, move_rest_us=5 * SECOND, lost_grace_us=SECOND, lost_most_ratio=1.0
         )
+        if glances:
+            self.world.look()
         self.world.add_node("n1", 2)
         self.world.add_node("n2", 1)
         for _ in range(placers):
@@ -206,6 +209,12 @@ class PlacersMachine(RuleBasedStateMachine):
         """Everything happens as it should for a while."""
         self.heal()
         self.world.pass_time(seconds)
+
+    @precondition(lambda self: self.world.shown is not None)
+    @rule()
+    def backends_look(self) -> None:
+        """What a glance shows until then may be long over."""
+        self.world.look()
 
     # --- what goes wrong ---
 
