@@ -216,13 +216,13 @@ class World:
         end = self.now + round(seconds * SECOND)
         while self.now < end:
             before, self.now = self.now, self.now + TICKS[0][1]
-            if self.shown is not None:
-                self.look()
             for name, period in TICKS:
                 if self.now // period > before // period:
                     for placer in list(self.placers):
                         self.tell(placer, Tick(name, WALL + self.now))
             self.settle()
+            if self.shown is not None and self.now // SECOND > before // SECOND:
+                self.look()
 
     def _do(self, effect: Any) -> object | None:  # noqa: PLR0911  # one for each kind of effect
         match effect:

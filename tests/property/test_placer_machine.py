@@ -257,8 +257,19 @@ class PlacersMachine(RuleBasedStateMachine):
     @invariant()
     def holds(self) -> None:
         self.world.check()
+        self.none_runs_that_is_said_to_have_exited()
         for core in self.world.placers.values():
             assert counted_anew(core.cluster) == counted(core.cluster)
+
+    def none_runs_that_is_said_to_have_exited(self) -> None:
+        exited = {
+            (record.request_id, each.replica, each.generation)
+            for record in self.world.records().values()
+            for each in record.replicas
+            if each.state == State.EXITED
+        }
+        running = {box.labels.reservation.which for box in self.world.boxes.values() if box.running}
+        assert not exited & running
 
     def teardown(self) -> None:
         if not self.world.placers:
