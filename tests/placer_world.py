@@ -111,6 +111,8 @@ class World:
     generations_fail: dict[str, int] = field(default_factory=dict)
     """Per request: starts of its first so many generations fail."""
     silent_nodes: set[str] = field(default_factory=set)
+    shown: tuple[Found, ...] | None = None
+    """What was there when backends looked last, which answers a glance; None where they always ask."""
     most_memory_mib: int | None = None
     """Engines refuse to give a container more."""
     resizes: int = 0
@@ -219,6 +221,8 @@ class World:
                     for placer in list(self.placers):
                         self.tell(placer, Tick(name, WALL + self.now))
             self.settle()
+            if self.shown is not None and self.now // SECOND > before // SECOND:
+                self.look()
 
     def _do(self, effect: Any) -> object | None:  # noqa: PLR0911  # one for each kind of effect
         match effect:
@@ -239,6 +243,8 @@ class World:
                 if container in self.boxes and not self.boxes[container].running:
                     del self.boxes[container]
                 return None
+            case ListNode(node, glance=True) if self.shown is not None:
+                return Listed(node, tuple(found for found in self.shown if found.node == node), complete=False)
             case ListNode(node):
                 if node in self.silent_nodes:
                     return ListFailed(node, "no answer")
@@ -283,6 +289,10 @@ class World:
         if told:
             for name in list(self.placers):
                 self.tell(name, Ended(box.found()))
+
+    def look(self) -> None:
+        """Backends see what is there now; from now on they answer a glance."""
+        self.shown = tuple(box.found() for box in self.boxes.values())
 
     # --- asking ---
 

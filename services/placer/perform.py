@@ -155,10 +155,12 @@ class Performer:
 
     async def list_node(self, effect: ListNode) -> Listed | ListFailed:
         try:
-            seen = await self._reach.backend(effect.node).list(effect.node)
+            backend = self._reach.backend(effect.node)
+            known = await backend.glance(effect.node) if effect.glance else None
+            seen = await backend.list(effect.node) if known is None else known
         except BackendError as error:
             return ListFailed(effect.node, str(error))
-        return Listed(effect.node, tuple(map(found_of, seen)))
+        return Listed(effect.node, tuple(map(found_of, seen)), complete=known is None)
 
     async def read(self, effect: Read) -> ReadDone:
         runtime = await self._running()

@@ -242,6 +242,20 @@ async def test_a_started_container_is_listed_as_running_with_its_labels(cluster:
     assert [] == await backend.list("node-2")
 
 
+async def test_a_glance_shows_what_a_list_shows_or_nothing_is_known_without_asking(cluster: Cluster) -> None:
+    backend = cluster.backend()
+    await backend.start(spec())
+    ended = await backend.start(spec("ended", exits_after_s=0, code=3))
+
+    async def both() -> bool:
+        listed, glanced = await backend.list(NODE), await backend.glance(NODE)
+        over = [seen.exit_code for seen in listed if seen.container == ended.container] == [3]
+        return over and (glanced is None or sorted(glanced, key=repr) == sorted(listed, key=repr))
+
+    await until(both)
+    assert not await backend.glance("node-2")
+
+
 async def test_labels_lie_beside_the_ring_for_the_monitor(cluster: Cluster) -> None:
     await cluster.backend().start(spec())
     assert spec().labels == cluster.labels_for_monitor()

@@ -223,22 +223,34 @@ async def test_annotations_that_would_spoil_a_pod_are_never_posted(
     assert [] == pods_in(kube, namespace)
 
 
+@pytest.mark.parametrize("how", ["list", "glance"])
 async def test_what_a_killed_placer_left_unbound_goes_after_a_while(
-    kube: KubeCluster, backend: KubernetesBackend, namespace: str
+    kube: KubeCluster, backend: KubernetesBackend, namespace: str, how: str
 ) -> None:
-    body = {
-        "metadata": {"name": BOX, "labels": {"laxity.dev/container": BOX}},
-        "spec": {"schedulerName": "laxity-direct", "containers": [{"name": "main", "image": IMAGE}]},
-    }
-    kube.admin.create(f"/api/v1/namespaces/{namespace}/pods", body)
-    assert [] == await backend.list(NODE)
+    look = getattr(backend, how)
+    await eventually(lambda: shown(backend))
+    kube.admin.create(f"/api/v1/namespaces/{namespace}/pods", unbound())
+    assert [] == await look(NODE)
     assert 1 == len(pods_in(kube, namespace))
 
     async def gone() -> bool | None:
-        await backend.list(NODE)
+        await look(NODE)
         return not pods_in(kube, namespace) or None
 
     await eventually(gone)
+
+
+def unbound() -> Json:
+    """A pod as a start makes it, before it has a node."""
+    return {
+        "metadata": {"name": BOX, "labels": {"laxity.dev/container": BOX}},
+        "spec": {"schedulerName": "laxity-direct", "containers": [{"name": "main", "image": IMAGE}]},
+    }
+
+
+async def shown(backend: KubernetesBackend) -> bool | None:
+    """Its watch has begun."""
+    return await backend.glance(NODE) is not None or None
 
 
 def test_a_wrong_setting_is_named(kube: KubeCluster, tmp_path: Path) -> None:
@@ -293,6 +305,34 @@ async def test_a_pod_that_is_another_one_by_now_or_has_another_place_is_not_boun
     with pytest.raises(BackendError, match="waits behind a scheduling gate"):
         await backend.start(await given(kube, namespace, "gated", schedulingGates=[{"name": "laxity.dev/gang"}]))
     assert [] == await backend.list(NODE)
+
+
+async def test_a_glance_shows_who_is_bound_where_until_they_go(
+    kube: KubeCluster, backend: KubernetesBackend, namespace: str
+) -> None:
+    spec = await given(kube, namespace, "glanced")
+    kube.admin.create(f"/api/v1/namespaces/{namespace}/pods", unbound())
+    started = await backend.start(spec)
+    await until_glanced(backend, NODE, [started])
+    kube.say(namespace, "glanced", phase="Succeeded", containerStatuses=[ran("theirs", terminated={"exitCode": 0})])
+    (ended,) = await backend.list(NODE)
+    await until_glanced(backend, NODE, [ended])
+    await backend.remove(NODE, ended.container)
+    assert [] == await backend.glance(NODE)
+    kube.admin.delete(f"/api/v1/namespaces/{namespace}/pods/glanced", grace_s=0)
+    await eventually(lambda: no_longer(backend, NODE))
+
+
+async def until_glanced(backend: KubernetesBackend, node: str, seen: list[Seen]) -> None:
+    async def glanced() -> bool | None:
+        return await backend.glance(node) == seen or None
+
+    await eventually(glanced)
+
+
+async def no_longer(backend: KubernetesBackend, node: str) -> bool | None:
+    """The watch has shown that nothing is there any more."""
+    return not backend.pods.on(node) or None
 
 
 @pytest.mark.parametrize("end", ["back", "out of service", "deleted"])

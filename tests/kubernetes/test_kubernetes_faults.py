@@ -13,7 +13,7 @@ import pytest
 
 from services.placer.backends.kubernetes import KubernetesBackend
 from shared.errors import BackendSilentError
-from shared.testing.wait import until
+from shared.testing.wait import eventually, until
 from tests.backends import watched
 from tests.conformance import test_backend as conformance
 from tests.kubernetes.api import Api
@@ -92,6 +92,26 @@ async def test_KU29_a_silent_api_server_ends_calls_and_watches_in_time(
     assert heard_us is not None
     assert backend.pods.follower.heard_us is not None
     assert backend.pods.follower.heard_us > heard_us  # the age of the last sign of life
+
+
+async def test_a_glance_asks_nothing_and_is_refused_where_the_watch_is_silent(
+    kube: KubeCluster, front: Front, backend: KubernetesBackend
+) -> None:
+    assert await backend.glance(NODE) is None  # nothing was shown yet
+    await backend.start(conformance.spec(node=NODE))
+    asked = front.count("GET /pods"), front.count("GET /nodes")
+    for _ in range(10):
+        assert [BOX] == [seen.container for seen in await backend.glance(NODE) or ()]
+    assert asked == (front.count("GET /pods"), front.count("GET /nodes"))
+    kube.apiserver.signal(signal.SIGSTOP)
+    try:
+
+        async def unknown() -> bool | None:
+            return await backend.glance(NODE) is None or None
+
+        await eventually(unknown)
+    finally:
+        kube.apiserver.signal(signal.SIGCONT)
 
 
 async def test_KU31_what_a_proxy_says_for_the_api_server_is_no_answer(front: Front, backend: KubernetesBackend) -> None:

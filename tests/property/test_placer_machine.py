@@ -79,11 +79,14 @@ class PlacersMachine(RuleBasedStateMachine):
         placers=st.integers(1, MOST_PLACERS),
         defragment=st.sampled_from(["off", "waiting", "widen"]),
         fragmented=st.sampled_from([None, 0, 2]),
+        glances=st.booleans(),
     )
-    def begin(self, placers: int, defragment: Literal["off", "waiting"], fragmented: int | None) -> None:
+    def begin(self, placers: int, defragment: Literal["off", "waiting"], fragmented: int | None, glances: bool) -> None:
         self.world.rules = Rules(
             defragment=defragment, moves_at_once=2, move_rest_us=5 * SECOND, lost_grace_us=SECOND, lost_most_ratio=1.0
         )
+        if glances:
+            self.world.look()
         self.world.add_node("n1", 2)
         self.world.add_node("n2", 1)
         for _ in range(placers):
@@ -207,6 +210,12 @@ class PlacersMachine(RuleBasedStateMachine):
         self.heal()
         self.world.pass_time(seconds)
 
+    @precondition(lambda self: self.world.shown is not None)
+    @rule()
+    def backends_look(self) -> None:
+        """What a glance shows until then may be long over."""
+        self.world.look()
+
     # --- what goes wrong ---
 
     @rule(which=SEEN_NUMBER, tasks=st.sampled_from(["lost", "done"]))
@@ -248,8 +257,19 @@ class PlacersMachine(RuleBasedStateMachine):
     @invariant()
     def holds(self) -> None:
         self.world.check()
+        self.none_runs_that_is_said_to_have_exited()
         for core in self.world.placers.values():
             assert counted_anew(core.cluster) == counted(core.cluster)
+
+    def none_runs_that_is_said_to_have_exited(self) -> None:
+        exited = {
+            (record.request_id, each.replica, each.generation)
+            for record in self.world.records().values()
+            for each in record.replicas
+            if each.state == State.EXITED
+        }
+        running = {box.labels.reservation.which for box in self.world.boxes.values() if box.running}
+        assert not exited & running
 
     def teardown(self) -> None:
         if not self.world.placers:

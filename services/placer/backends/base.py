@@ -17,7 +17,7 @@ Any other exception is a bug of the backend and ends the service.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -101,6 +101,14 @@ class Backend(Protocol):
 
         Called at the placer's start and at every reconciliation. A container that is being started or stopped by
         somebody at that moment may be missing; one that has run since before the call and still does is not.
+        """
+        ...
+
+    async def glance(self, node: str) -> Sequence[Seen] | None:
+        """What ``list`` would show, as far as it is known without asking the engine; None where that must be asked.
+
+        What it shows was so a moment ago, and what has run since before the call may be missing. So reconciliation
+        takes from it what it shows, and concludes nothing from what it does not: then it calls ``list``.
         """
         ...
 

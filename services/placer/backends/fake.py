@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -169,6 +169,10 @@ class FakeBackend:
         self._reach(node)
         now_us = self._clock.now_us()
         return [record.seen(now_us) for _, record in self._records(self._folder(node))]
+
+    async def glance(self, node: str) -> Sequence[Seen] | None:  # noqa: ARG002 -- to ask costs little here
+        """See Backend."""
+        return None
 
     async def watch(self, post: Callable[[Seen], None]) -> None:
         """See Backend."""

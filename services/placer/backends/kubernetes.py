@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
@@ -127,20 +127,34 @@ class KubernetesBackend:
         pods = await self._on(node)
         await self._check_heard(node)
         await self._sweep()
+        return self._seen_among(pods)
+
+    async def glance(self, node: str) -> builtins.list[Seen] | None:
+        """See Backend: what the watch has shown, unless that is old; of a node that is not heard too."""
+        self.pods.begin()
+        if self.pods.follower.trouble:
+            return None
+        await self._sweep()
+        return self._seen_among(self.pods.on(node))
+
+    def _seen_among(self, pods: Iterable[Json]) -> builtins.list[Seen]:
         return [told.seen_of(pod) for pod in pods if told.runs(pod) or self._is_known_ended(pod)]
 
     async def watch(self, post: Callable[[Seen], None]) -> None:
         """See Backend."""
         posted: set[str] = set()
-        while True:
-            changes, pods = self.pods.changes, dict(self.pods.found)
-            posted &= pods.keys()
-            for uid, pod in pods.items():
-                if uid not in posted and self._is_known_ended(pod):
-                    posted.add(uid)
-                    post(told.seen_of(pod))
-            await self.pods.wait(self._options.look_us, changes)
-            await self._clock.sleep_us(POLL_US)  # for what comes with it: all are looked at
+        with self.pods.news() as uids:
+            while True:
+                changes = self.pods.changes
+                while uids:
+                    uid = uids.pop()
+                    if (pod := self.pods.found.get(uid)) is None:
+                        posted.discard(uid)
+                    elif uid not in posted and self._is_known_ended(pod):
+                        posted.add(uid)
+                        post(told.seen_of(pod))
+                await self.pods.wait(self._options.look_us, changes)
+                await self._clock.sleep_us(POLL_US)  # for what comes with it
 
     async def resize(self, node: str, container: str, *, cpu_milli: int, memory_mib: int) -> None:
         """See Backend. What the kubelet puts off or cannot do is taken back, so that it keeps no room for it."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
+from services.placer.backends.kubernetes_spec import node_of
 from shared.clock import Clock
 from shared.kubernetes.list_watch import Follower, Json, Source
 
@@ -19,9 +22,26 @@ class Pods:
         self._change = asyncio.Event()
         self.found: dict[str, Json] = {}
         """By uid: the same name with another uid is another object."""
+        self._by_node: defaultdict[str | None, dict[str, Json]] = defaultdict(dict)
+        """The same, by where they are bound to; None: nowhere."""
         self.changes = 0
         """Also a list is one: 0 means that nothing was shown yet."""
+        self._news: list[set[str]] = []
         self._awaited: dict[str, set[asyncio.Future[None]]] = {}
+
+    def on(self, node: str) -> Collection[Json]:
+        """Those that were shown to be bound there."""
+        return self._by_node[node].values() if node in self._by_node else ()
+
+    @contextmanager
+    def news(self) -> Iterator[set[str]]:
+        """Uids of all that there are, and then of each that changes or goes; whoever reads them takes them out."""
+        uids = set(self.found)
+        self._news.append(uids)
+        try:
+            yield uids
+        finally:
+            self._news = [each for each in self._news if each is not uids]
 
     async def wait(self, at_most_us: int, seen: int | None = None) -> None:
         """Until something changes after ``seen`` changes, or from now on, for at most so long."""
@@ -74,18 +94,38 @@ class Pods:
             await asyncio.gather(task, return_exceptions=True)
 
     def _listed(self, pods: list[Json]) -> None:
-        self.found = {pod["metadata"]["uid"]: pod for pod in pods}
-        self._tell(*self._awaited)
+        gone = [*self.found]
+        self.found.clear()
+        self._by_node.clear()
+        for pod in pods:
+            self._put(pod)
+        self._tell(*gone, *self.found)
 
     def _changed(self, pod: Json) -> None:
-        self.found[pod["metadata"]["uid"]] = pod
+        self._remove(pod)
+        self._put(pod)
         self._tell(pod["metadata"]["uid"])
 
     def _deleted(self, pod: Json) -> None:
-        self.found.pop(pod["metadata"]["uid"], None)
+        self._remove(pod)
         self._tell(pod["metadata"]["uid"])
 
+    def _put(self, pod: Json) -> None:
+        uid = pod["metadata"]["uid"]
+        self.found[uid] = self._by_node[node_of(pod)][uid] = pod
+
+    def _remove(self, pod: Json) -> None:
+        """As it was known: nobody bound it to another node, but it may have had none."""
+        uid = pod["metadata"]["uid"]
+        if (known := self.found.pop(uid, None)) is not None:
+            node = node_of(known)
+            del self._by_node[node][uid]
+            if not self._by_node[node]:
+                del self._by_node[node]
+
     def _tell(self, *uids: str) -> None:
+        for uids_of_one in self._news:
+            uids_of_one.update(uids)
         for uid in uids:
             for news in self._awaited.pop(uid, ()):
                 if not news.done():

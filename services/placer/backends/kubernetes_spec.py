@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any, Literal
 
 from services.placer.backends.base import Seen, StartSpec
@@ -34,6 +35,8 @@ with the pod's own names beside it."""
 RING_LABELS = "/run/laxity/labels"
 """A kubelet makes only volumes that a container mounts."""
 RING_MIB = 64
+KEPT_LABELS = 1000
+"""Texts whose meaning is kept: the same pod is looked at again and again."""
 MOST_BYTES = 200 * 1024
 """Of a Binding's annotations: the API server takes any, and refuses each later write to a pod with over 256 KiB."""
 UNREACHABLE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
@@ -274,8 +277,11 @@ def node_of(pod: Json) -> str | None:
 def labels_of(pod: Json) -> ContainerLabels | None:
     """What its Binding carried; None where that cannot be read."""
     text = pod["metadata"].get("annotations", {}).get(LABELS)
-    if text is None:
-        return None
+    return None if text is None else _labels(text)
+
+
+@lru_cache(maxsize=KEPT_LABELS)
+def _labels(text: str) -> ContainerLabels | None:
     try:
         return ContainerLabels.trusted(text.encode())
     except FieldError:

@@ -139,15 +139,17 @@ class Carrying:
         self.ask_more_lists()
 
     def ask_more_lists(self) -> None:
-        """Those that come next."""
+        """Those that come next. A glance is enough, but where it matters whether the backend answers."""
         if self._to_list:
-            self.carry([ListNode(node) for node in self._to_list[:MOST_LISTS]])
+            lost = self._placer.leader.losses.lost
+            self.carry([ListNode(node, glance=node not in lost) for node in self._to_list[:MOST_LISTS]])
             del self._to_list[:MOST_LISTS]
 
     def listed(self, event: Listed) -> None:
         """What the view does not explain is read first: the watch may be behind, and the container newer than it."""
         placer, asked_us = self._placer, self.hands.listed(event.node)
-        placer.leader.losses.answered(event.node)
+        if event.complete:
+            placer.leader.losses.answered(event.node)
         if asked_us is None or not placer.following.ok or placer.following.ledger_id is None:
             return
         if doubtful := self._judge(asked_us).doubtful(event):

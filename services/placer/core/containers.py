@@ -50,6 +50,8 @@ class ListNode:
     """What runs on a node; ends in Listed or ListFailed."""
 
     node: str
+    glance: bool = False
+    """What its backend knows without asking will do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,8 @@ class Ended:
 class Listed:
     node: str
     found: tuple[Found, ...]
+    complete: bool = True
+    """False: what was there may be missing, and what is gone was there a moment ago."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ can have died at once, we may be the ones who are cut off: nothing is done and a
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass
 
 from services.placer.core.cluster import Cluster
@@ -46,6 +46,11 @@ class Losses:
     def unheard(self) -> list[str]:
         """Lost nodes whose backend was not asked since."""
         return [node for node, lost in self._nodes.items() if lost.answers is None]
+
+    @property
+    def lost(self) -> Collection[str]:
+        """Nodes of which it matters whether their backends answer."""
+        return self._nodes.keys()
 
     def answered(self, node: str) -> None:
         if (lost := self._nodes.get(node)) is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from services.placer.core.containers import Found, Listed, Remove, Start, Stop
+from services.placer.core.containers import Found, Listed, ListNode, Remove, Start, Stop
 from services.placer.core.intents import Intent
 from services.placer.core.intents_leader import Account
 from services.placer.core.intents_life import MarkExited, MarkGone, MarkStarted
@@ -48,13 +48,17 @@ class Judge:
     """By container: a start or stop of it is under way, or ended after the list was asked for."""
 
     def judge(self, listed: Listed, asked_us: int) -> Judgement:
-        """`asked_us`: when the list was asked for; what is younger may rightly be missing in it."""
-        result = Judgement()
+        """`asked_us`: when the list was asked for; what is younger may rightly be missing in it.
+
+        Where something would follow from what is missing in a glance, that is looked at properly and nothing else done.
+        """
+        result = self._missing(listed, asked_us)
+        if not listed.complete and (result.intents or result.effects or listed.node in self.ledger.rebuilt):
+            return Judgement(effects=[ListNode(listed.node)])
         rebuilt: list[Reservation] = []
         for found in listed.found:
             if not self._runs_as_it_should(found):
                 self._one(found, result, rebuilt)
-        self._missing(listed, asked_us, result)
         if rebuilt or listed.node in self.ledger.rebuilt:
             result.intents.append(Account(listed.node, tuple(rebuilt)))
         return result
@@ -151,7 +155,8 @@ class Judge:
 
     # --- what is not ---
 
-    def _missing(self, listed: Listed, asked_us: int, result: Judgement) -> None:
+    def _missing(self, listed: Listed, asked_us: int) -> Judgement:
+        result = Judgement()
         there = {found.labels.reservation.which for found in listed.found if found.labels}
         for held in self.ledger.reservations(listed.node):
             if held.which in there:
@@ -162,6 +167,7 @@ class Judge:
                 continue
             if site := site_of(record, held.replica, held.generation):
                 self._gone(record, site, result)
+        return result
 
     def _gone(self, record: RequestRecord, replica: ReplicaRecord, result: Judgement) -> None:
         """Never seen: start it (again). Started and vanished without trace: ended, with an unknown exit code."""
