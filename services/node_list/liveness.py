@@ -48,9 +48,9 @@ class Liveness:
             self.state, self.reason = NodeState.UNREACHABLE, _silent(silent_us, grace_us)
             self.streak = 0
 
-    def rebase(self, gap_us: int) -> None:
+    def rebase(self, gap_us: int, now_us: int) -> None:
         """We ourselves heard nothing for a while (suspended, disconnected): that time counts against nobody."""
-        self.seen_us += gap_us
+        self.seen_us = min(self.seen_us + gap_us, now_us)
 
 
 def _silent(silent_us: int, allowed_us: int) -> str:
