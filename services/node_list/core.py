@@ -38,6 +38,7 @@ from shared.lists import Device
 from shared.messages import (
     ClassStanding,
     DeadlineEvent,
+    Heartbeat,
     KubeNodeFacts,
     ListDelta,
     ListsRecord,
@@ -45,7 +46,6 @@ from shared.messages import (
     NodeDeadlines,
     NodeEvent,
     NodeFacts,
-    NodeMetrics,
     NodeReservations,
     NodesQuery,
 )
@@ -114,7 +114,7 @@ class Core:
 
     def _handle(self, event: object, now_us: int) -> list[Effect]:
         match event:
-            case Received(message=(NodeMetrics() | KubeNodeFacts()) as said, subject=subject, wall_us=wall_us):
+            case Received(message=(Heartbeat() | KubeNodeFacts()) as said, subject=subject, wall_us=wall_us):
                 self._said(said, subject, now_us, wall_us)
             case Received(message=DeadlineEvent() as warning):
                 view = self._view(warning.node, now_us)
@@ -150,7 +150,7 @@ class Core:
             view = self.nodes[node] = NodeView(node, Liveness(now_us))
         return view
 
-    def _said(self, said: NodeMetrics | KubeNodeFacts, subject: str, now_us: int, wall_us: int) -> None:
+    def _said(self, said: Heartbeat | KubeNodeFacts, subject: str, now_us: int, wall_us: int) -> None:
         """Who may speak for a node is decided by subjects."""
         if isinstance(said, KubeNodeFacts):
             self._kube_says(said, now_us, of_it=subject == self.subjects.kube_facts(said.node))
@@ -159,7 +159,7 @@ class Core:
         else:
             self.counters["heartbeats_of_another_node"] += 1
 
-    def _heartbeat(self, metrics: NodeMetrics, now_us: int, wall_us: int) -> None:
+    def _heartbeat(self, metrics: Heartbeat, now_us: int, wall_us: int) -> None:
         self._wall_us = max(self._wall_us, wall_us)
         view = self._view(metrics.node, now_us)
         before = view.liveness.state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.messages import NodeMetrics, NodeState
+from shared.messages import Heartbeat, NodeState
 
 ALIVE = frozenset({NodeState.JOINED, NodeState.READY, NodeState.DEGRADED})
 READY_AFTER = 2
@@ -20,7 +20,7 @@ class Liveness:
     reason: str | None = None
     streak: int = 0
 
-    def heartbeat(self, metrics: NodeMetrics, now_us: int) -> None:
+    def heartbeat(self, metrics: Heartbeat, now_us: int) -> None:
         self.seen_us = now_us
         self.streak += 1
         sick = [device.uuid for device in metrics.devices if not device.healthy]

@@ -17,11 +17,11 @@ from shared.messages import (
     DeadlineEvent,
     Device,
     DeviceFacts,
-    DeviceMetrics,
+    HeardDevice,
+    Heartbeat,
     KubeNodeFacts,
     NodeEvent,
     NodeFacts,
-    NodeMetrics,
     NodeState,
     Reservation,
     Standing,
@@ -58,7 +58,7 @@ class NodeView:
 
     name: str
     liveness: Liveness
-    metrics: NodeMetrics | None = None
+    metrics: Heartbeat | None = None
     """The last heartbeat that said anything new of what is read here."""
     counter: int = 0
     """Of the last heartbeat."""
@@ -91,7 +91,7 @@ class NodeView:
 
     # --- what comes in ---
 
-    def heartbeat(self, metrics: NodeMetrics, now_us: int) -> bool:
+    def heartbeat(self, metrics: Heartbeat, now_us: int) -> bool:
         """Takes a heartbeat; False for one that is older than the last of the same start."""
         last = self.metrics
         if last and last.start_id == metrics.start_id and metrics.counter <= self.counter:
@@ -204,7 +204,7 @@ class NodeView:
         devices = [device for device in known if of is None or device.uuid in of]
         return {d.uuid: {c.name: self._judge(d, c, policy, learned) for c in policy.classes} for d in devices}
 
-    def _judge(self, device: DeviceMetrics, wanted: ClassTask, policy: Policy, learned: Learned) -> ClassStanding:
+    def _judge(self, device: HeardDevice, wanted: ClassTask, policy: Policy, learned: Learned) -> ClassStanding:
         if self.liveness.state not in ALIVE:
             return excluded(f"node {self.liveness.state}: {self.liveness.reason}")
         if self.liveness.state == NodeState.JOINED:
@@ -219,7 +219,7 @@ class NodeView:
         standing = judge(device, wanted, residents, at_risk, foreign, policy.tight_ratio)
         return standing if foreign else by_measure(standing, device, wanted, residents, learned)
 
-    def _foreign(self, device: DeviceMetrics, policy: Policy) -> bool:
+    def _foreign(self, device: HeardDevice, policy: Policy) -> bool:
         """Whether foreign work is there, or was until lately: it comes and goes."""
         if (device.foreign_share_micro or 0) >= policy.foreign_context_micro:
             self.foreign_us[device.uuid] = self.liveness.seen_us
@@ -271,7 +271,7 @@ class NodeView:
         """What goes with the next write; the changes said last stay there until there are new ones."""
         return tuple(self.events) or (self.facts.events if self.facts else ())
 
-    def _device_facts(self, device: DeviceMetrics, known: Mapping[str, DeviceFacts]) -> DeviceFacts:
+    def _device_facts(self, device: HeardDevice, known: Mapping[str, DeviceFacts]) -> DeviceFacts:
         """The very object that was published where it says the same."""
         shown, claimed = _shown_of_device(device), self._claim_holder(device)
         classes, before = self.standings.get(device.uuid, {}), known.get(device.uuid)
@@ -279,7 +279,7 @@ class NodeView:
             return before
         return DeviceFacts(**dict(zip(Device.model_fields, shown, strict=True)), claim_holder=claimed, classes=classes)
 
-    def _claim_holder(self, device: DeviceMetrics) -> str | None:
+    def _claim_holder(self, device: HeardDevice) -> str | None:
         """As last written, until Kubernetes says something."""
         if self.kube is not None:
             return claim_holder(device, self.kube)
@@ -287,6 +287,6 @@ class NodeView:
         return next((each.claim_holder for each in known if each.uuid == device.uuid), None)
 
 
-def _read(metrics: NodeMetrics) -> tuple[object, ...]:
+def _read(metrics: Heartbeat) -> tuple[object, ...]:
     """All that a heartbeat says and that is read later than it comes."""
     return _read_of_node(metrics), *map(_read_of_device, metrics.devices)

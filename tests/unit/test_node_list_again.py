@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from random import Random
 
 import pytest
 
+from services.node_list.nodes import _read
 from shared.admission import Learned
 from shared.effects import KeyChanged, Tick
-from shared.messages import KubeNodeFacts, NodeFacts, Regime, Reservation
+from shared.errors import FieldError
+from shared.messages import Heartbeat, KubeNodeFacts, NodeFacts, NodeMetrics, Regime, Reservation
 from shared.subjects import LEDGER, NODES, node_key
 from tests.unit.test_node_list_core import POLICY, SECOND, Harness, device, reservation
 
@@ -153,3 +157,13 @@ def test_silence_is_noticed_of_whoever_was_silent_for_longest_and_of_no_other() 
     it.wait(2_000_000, beating=("n1",))
     it.wait(2_000_000, beating=("n3",))
     assert ["ready", "unreachable", "ready"] == [it.states(node)[-1] for node in ("n1", "n2", "n3")]
+
+
+def test_of_a_heartbeat_only_what_the_node_list_goes_by_is_read() -> None:
+    body = json.loads((Path(__file__).parents[2] / "docs" / "samples" / "NodeMetrics.json").read_text())
+    whole = NodeMetrics.from_json(json.dumps(body).encode())
+    heard = Heartbeat.from_json(json.dumps(body | {"containers": "not ours to judge"}).encode())
+    assert all(getattr(whole, name) == getattr(heard, name) for name in Heartbeat.model_fields.keys() - {"devices"})
+    assert _read(whole) == _read(heard)
+    with pytest.raises(FieldError, match="devices"):
+        Heartbeat.from_json(json.dumps(body | {"devices": [{"uuid": 1}]}).encode())
