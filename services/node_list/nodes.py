@@ -196,7 +196,7 @@ class NodeView:
         self, policy: Policy, learned: Learned, of: Collection[str] | None = None
     ) -> dict[str, dict[str, ClassStanding]]:
         """The standing of each device, or of some, in each class, as things are now."""
-        self.stale = False
+        self.stale = self.stale and of is not None
         live = {r.which for r in self.residents}
         self.warned = {of: warned for of, warned in self.warned.items() if of in live}
         self.judged = {of: judged for of, judged in self.judged.items() if of in live}
