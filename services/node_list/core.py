@@ -8,7 +8,7 @@ revision, so a deposed writer's write fails whole.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -38,6 +38,7 @@ from shared.lists import Device
 from shared.messages import (
     ClassStanding,
     DeadlineEvent,
+    Heartbeat,
     KubeNodeFacts,
     ListDelta,
     ListsRecord,
@@ -45,7 +46,6 @@ from shared.messages import (
     NodeDeadlines,
     NodeEvent,
     NodeFacts,
-    NodeMetrics,
     NodeReservations,
     NodesQuery,
 )
@@ -85,7 +85,8 @@ class Core:
         self.subjects, self.policy = subjects, policy
         self.tick_us = tick_us
         self.lease = Tenure(LEASE, holder, lease_us)
-        self.nodes: dict[str, NodeView] = {}
+        self.nodes: OrderedDict[str, NodeView] = OrderedDict()
+        """Who was silent for longest comes first."""
         self.lists = Lists(wanted.name for wanted in policy.classes)
         self.hysteresis = Hysteresis(policy.tight_ratio, policy.return_ratio, policy.return_us)
         self.learning = Learning(holder, policy.foreign_context_micro)
@@ -94,6 +95,8 @@ class Core:
         """Nodes whose facts may differ from what rt_nodes has."""
         self._replayed: set[str] = set()
         self._writing: Writing | None = None
+        self._wrote: dict[str, tuple[bytes, Message]] = {}
+        """By key, what the last commit was to write: it comes back by the watch, and need not be read."""
         self._commit = 0
         self._watched = self._behind = 0
         """The revisions of rt_nodes up to which the watch has brought it, and up to which it must before we write."""
@@ -111,7 +114,7 @@ class Core:
 
     def _handle(self, event: object, now_us: int) -> list[Effect]:
         match event:
-            case Received(message=(NodeMetrics() | KubeNodeFacts()) as said, subject=subject, wall_us=wall_us):
+            case Received(message=(Heartbeat() | KubeNodeFacts()) as said, subject=subject, wall_us=wall_us):
                 self._said(said, subject, now_us, wall_us)
             case Received(message=DeadlineEvent() as warning):
                 view = self._view(warning.node, now_us)
@@ -131,7 +134,7 @@ class Core:
                 self._deaf = True
             case Reconnected(gap_us=gap_us):
                 self._deaf = False
-                self._rebase(gap_us)
+                self._rebase(gap_us, now_us)
             case CommitDone() as done:
                 return [*self._committed(done, now_us), *self._write(now_us)]
             case Draining():
@@ -142,9 +145,12 @@ class Core:
 
     def _view(self, node: str, now_us: int) -> NodeView:
         """A node's view; one that was never heard starts its grace time now (case T6)."""
-        return self.nodes.setdefault(node, NodeView(node, Liveness(now_us)))
+        view = self.nodes.get(node)
+        if view is None:
+            view = self.nodes[node] = NodeView(node, Liveness(now_us))
+        return view
 
-    def _said(self, said: NodeMetrics | KubeNodeFacts, subject: str, now_us: int, wall_us: int) -> None:
+    def _said(self, said: Heartbeat | KubeNodeFacts, subject: str, now_us: int, wall_us: int) -> None:
         """Who may speak for a node is decided by subjects."""
         if isinstance(said, KubeNodeFacts):
             self._kube_says(said, now_us, of_it=subject == self.subjects.kube_facts(said.node))
@@ -153,13 +159,15 @@ class Core:
         else:
             self.counters["heartbeats_of_another_node"] += 1
 
-    def _heartbeat(self, metrics: NodeMetrics, now_us: int, wall_us: int) -> None:
+    def _heartbeat(self, metrics: Heartbeat, now_us: int, wall_us: int) -> None:
         self._wall_us = max(self._wall_us, wall_us)
         view = self._view(metrics.node, now_us)
         before = view.liveness.state
         if not view.heartbeat(metrics, now_us):
             self.counters["heartbeats_out_of_order"] += 1
-        elif view.dirty or view.liveness.state != before or view.foreign_us:
+            return
+        self.nodes.move_to_end(view.name)
+        if view.stale or view.liveness.state != before or view.foreign_us:
             self._rejudge(view, now_us)
 
     def _kube_says(self, kube: KubeNodeFacts, now_us: int, *, of_it: bool) -> None:
@@ -169,7 +177,7 @@ class Core:
             self.counters["kube_facts_of_another_node"] += 1
             return
         view.kube_says(kube)
-        if view.dirty:
+        if view.stale:
             self._rejudge(view, now_us)
 
     def _heard(self, change: KeyChanged, now_us: int, *, watched: bool) -> None:
@@ -183,8 +191,9 @@ class Core:
 
     def _changed(self, change: KeyChanged, view: NodeView, now_us: int) -> None:
         if change.bucket == LEDGER:
-            view.residents = NodeReservations.trusted(change.value).reservations if change.value else ()
-            self._rejudge(view, now_us)
+            held = NodeReservations.trusted(change.value).reservations if change.value else ()
+            if devices := view.holds(held):
+                self._rejudge(view, now_us, devices)
         elif change.value:
             records = NodeDeadlines.trusted(change.value).containers
             self.learning.heard(view, records)
@@ -210,6 +219,9 @@ class Core:
 
     def _value(self, model: type[Told], change: KeyChanged) -> Told | None:
         """What a key of our own says; one that cannot be read is as good as none, and written anew."""
+        body, wrote = self._wrote.get(change.key, (None, None))
+        if isinstance(wrote, model) and body == change.value:
+            return wrote
         try:
             return model.trusted(change.value) if change.value else None
         except FieldError:
@@ -229,9 +241,8 @@ class Core:
     def _replay_done(self, bucket: str, keys: frozenset[str], now_us: int) -> None:
         self._replayed.add(bucket)
         for name, view in self.nodes.items():
-            if bucket == LEDGER and node_key(name) not in keys and view.residents:
-                view.residents = ()
-                self._rejudge(view, now_us)
+            if bucket == LEDGER and node_key(name) not in keys and (devices := view.holds(())):
+                self._rejudge(view, now_us, devices)
             if bucket == NODES and node_key(name) not in keys:
                 view.revision, view.facts = 0, None
                 self.lists.absent(name)
@@ -255,29 +266,32 @@ class Core:
         if self._deaf:
             return
         if late_us > STALL_US:
-            self._rebase(late_us)
+            self._rebase(late_us, now_us)
         waited = self.hysteresis.due(now_us)
-        for name, view in self.nodes.items():
-            if now_us - view.liveness.seen_us <= self.policy.grace_us and name not in waited:
-                continue
+        for view in self.nodes.values():
+            if now_us - view.liveness.seen_us <= self.policy.grace_us:
+                break
             before = view.liveness.state
             view.age(now_us, self.policy)
-            if view.liveness.state != before or name in waited:
-                self._rejudge(view, now_us)
+            if view.liveness.state != before:
+                waited.add(view.name)
+        for view in [self.nodes[name] for name in sorted(waited)]:
+            self._rejudge(view, now_us)
 
-    def _rebase(self, gap_us: int) -> None:
+    def _rebase(self, gap_us: int, now_us: int) -> None:
         self.counters["rebased"] += 1
         for view in self.nodes.values():
-            view.liveness.rebase(gap_us)
+            view.liveness.rebase(gap_us, now_us)
         self.lease.rebase(gap_us)
 
     # --- the lists ---
 
-    def _rejudge(self, view: NodeView, now_us: int) -> None:
-        """Recomputes one node's devices; what differs from rt_nodes is for the next write."""
+    def _rejudge(self, view: NodeView, now_us: int, devices: Collection[str] | None = None) -> None:
+        """Recomputes one node's devices, or those alone; what differs from rt_nodes is for the next write."""
         view.note_changes(self._wall_us)
-        found = view.judge_devices(self.policy, self.learning.learned)
-        standings = {uuid: self._settled((view.name, uuid), by_class, now_us) for uuid, by_class in found.items()}
+        found = view.judge_devices(self.policy, self.learning.learned, devices)
+        judged = {uuid: self._settled((view.name, uuid), by_class, now_us) for uuid, by_class in found.items()}
+        standings = judged if devices is None else view.standings | judged
         for uuid in view.standings.keys() - standings.keys():
             self.hysteresis.forget((view.name, uuid))
         if view.dirty or standings != view.standings:
@@ -295,6 +309,8 @@ class Core:
     # --- writing rt_nodes, by the holder of the lease alone ---
 
     def _write(self, now_us: int) -> list[Effect]:
+        if not (self._unwritten or self.lists.foreign or self.lease.due(now_us)):
+            return []
         if self._writing or self._stopping or not {NODES, LEDGER, DEADLINES} <= self._replayed:
             return []
         if self._watched < self._behind or not self.lease.may_write(now_us):
@@ -304,16 +320,21 @@ class Core:
         if not nodes and not lists and not self.lease.due(now_us):
             return []
         self._commit += 1
-        self._writing = Writing(self._commit, nodes, lists, self.lease.renewal())
+        self._writing, self._wrote = Writing(self._commit, nodes, lists, self.lease.renewal()), {}
         return [Commit(self._commit, NODES, tuple(self._writes(self._writing)))]
 
     def _writes(self, writing: Writing) -> Iterator[Write]:
         for name, facts in writing.nodes.items():
-            yield Write(node_key(name), facts.to_json(), self.nodes[name].revision)
+            yield self._put(node_key(name), facts, self.nodes[name].revision)
         # who takes over writes the lists as they were: so it knows for sure how far they had come
         if record := writing.lists.record if writing.lists else None if self.lease.active else self.lists.record:
-            yield Write(LISTS_KEY, record.to_json(), self.lists.key_revision)
+            yield self._put(LISTS_KEY, record, self.lists.key_revision)
         yield writing.lease
+
+    def _put(self, key: str, value: Message, expected: int) -> Write:
+        body = value.to_json()
+        self._wrote[key] = body, value
+        return Write(key, body, expected)
 
     def _changed_lists(self, nodes: dict[str, NodeFacts]) -> Plan | None:
         return self.lists.plan(nodes, self._wall_us, f"{self.lease.holder}/{self._commit}")
@@ -386,6 +407,8 @@ class Core:
 
     def check(self) -> None:
         """Asserts what must always hold."""
+        seen_us = [view.liveness.seen_us for view in self.nodes.values()]
+        assert seen_us == sorted(seen_us), "nodes are not in the order in which they were heard"
         for name, ranking in self.lists.rankings.items():
             keys = list(ranking.after(None))
             listed = [(node, uuid) for _, _, node, uuid in keys]

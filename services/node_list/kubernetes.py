@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from shared.messages import DeviceMetrics, KubeNodeFacts, NodeMetrics
+from shared.messages import HeardDevice, Heartbeat, KubeNodeFacts
 
 _BY_READY = {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "node.kubernetes.io/unschedulable"}
 """Taints that say what is said otherwise, too."""
@@ -13,7 +13,7 @@ _KEEPS_AWAY = {"NoSchedule", "NoExecute"}
 
 
 def merged(
-    metrics: NodeMetrics, kube: KubeNodeFacts | None, tolerated: Collection[str], before: str | None = None
+    metrics: Heartbeat, kube: KubeNodeFacts | None, tolerated: Collection[str], before: str | None = None
 ) -> Mapping[str, Any]:
     """Fields of NodeFacts. A node has what both say that it has, and foreign use is the larger of both. `before`: what
     closed it when that was last written, which holds until Kubernetes says something.
@@ -37,7 +37,7 @@ def merged(
     }
 
 
-def claim_holder(device: DeviceMetrics, kube: KubeNodeFacts) -> str | None:
+def claim_holder(device: HeardDevice, kube: KubeNodeFacts) -> str | None:
     """Whom Kubernetes gave the device by a claim."""
     return kube.claimed.get(device.uuid) or kube.claimed.get(device.parent or "") or kube.claimed_unknown
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.messages import NodeMetrics, NodeState
+from shared.messages import Heartbeat, NodeState
 
 ALIVE = frozenset({NodeState.JOINED, NodeState.READY, NodeState.DEGRADED})
 READY_AFTER = 2
@@ -20,7 +20,7 @@ class Liveness:
     reason: str | None = None
     streak: int = 0
 
-    def heartbeat(self, metrics: NodeMetrics, now_us: int) -> None:
+    def heartbeat(self, metrics: Heartbeat, now_us: int) -> None:
         self.seen_us = now_us
         self.streak += 1
         sick = [device.uuid for device in metrics.devices if not device.healthy]
@@ -48,9 +48,9 @@ class Liveness:
             self.state, self.reason = NodeState.UNREACHABLE, _silent(silent_us, grace_us)
             self.streak = 0
 
-    def rebase(self, gap_us: int) -> None:
+    def rebase(self, gap_us: int, now_us: int) -> None:
         """We ourselves heard nothing for a while (suspended, disconnected): that time counts against nobody."""
-        self.seen_us += gap_us
+        self.seen_us = min(self.seen_us + gap_us, now_us)
 
 
 def _silent(silent_us: int, allowed_us: int) -> str:

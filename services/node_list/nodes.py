@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -16,11 +17,11 @@ from shared.messages import (
     DeadlineEvent,
     Device,
     DeviceFacts,
-    DeviceMetrics,
+    HeardDevice,
+    Heartbeat,
     KubeNodeFacts,
     NodeEvent,
     NodeFacts,
-    NodeMetrics,
     NodeState,
     Reservation,
     Standing,
@@ -28,7 +29,10 @@ from shared.messages import (
 )
 
 _shown_of_device = attrgetter(*Device.model_fields)
-_shown_of_node = attrgetter("start_id", "labels", "cpu_milli", "memory_mib", "foreign_cpu_milli", "foreign_memory_mib")
+_read_of_device = attrgetter(*Device.model_fields, "parent")
+_read_of_node = attrgetter(
+    "start_id", "period_us", "labels", "cpu_milli", "memory_mib", "foreign_cpu_milli", "foreign_memory_mib"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +53,21 @@ class Policy:
 
 @dataclass(slots=True)
 class NodeView:
-    """Everything known of one node. ``dirty``: its facts differ from what rt_nodes has."""
+    """Everything known of one node. ``stale``: what it is judged by has changed since; ``dirty``: its facts may differ
+    from what rt_nodes has."""
 
     name: str
     liveness: Liveness
-    metrics: NodeMetrics | None = None
+    metrics: Heartbeat | None = None
+    """The last heartbeat that said anything new of what is read here."""
+    counter: int = 0
+    """Of the last heartbeat."""
     kube: KubeNodeFacts | None = None
     """Where the node is one of Kubernetes."""
     facts: NodeFacts | None = None
     """As published last, or as found in rt_nodes."""
     residents: tuple[Reservation, ...] = ()
+    """Set by ``holds`` alone."""
     warned: dict[Which, bool] = field(default_factory=dict)
     judged: dict[Which, int] = field(default_factory=dict)
     standings: dict[str, dict[str, ClassStanding]] = field(default_factory=dict)
@@ -73,25 +82,33 @@ class NodeView:
     foreign_us: dict[str, int] = field(default_factory=dict)
     """Per device uuid: the last heartbeat that told of foreign work."""
     revision: int = 0
+    stale: bool = False
     dirty: bool = False
+    _read: tuple[object, ...] | None = None
+    """What is read here of ``metrics``."""
+    _on_device: Mapping[str, Sequence[Reservation]] = field(default_factory=dict)
+    """``residents`` by uuid of the device."""
 
     # --- what comes in ---
 
-    def heartbeat(self, metrics: NodeMetrics, now_us: int) -> bool:
+    def heartbeat(self, metrics: Heartbeat, now_us: int) -> bool:
         """Takes a heartbeat; False for one that is older than the last of the same start."""
         last = self.metrics
-        if last and last.start_id == metrics.start_id and metrics.counter <= last.counter:
+        if last and last.start_id == metrics.start_id and metrics.counter <= self.counter:
             return False
-        self.dirty = self.dirty or last is None or _shown(metrics) != _shown(last)
-        self.metrics = metrics
+        self.counter = metrics.counter
+        # one that says the same is not kept: what lives as long as a heartbeat's period is what collecting costs
+        if (read := _read(metrics)) != self._read:
+            self.metrics, self._read = metrics, read
+            self.stale = self.dirty = True
         self.liveness.heartbeat(metrics, now_us)
         return True
 
     def kube_says(self, kube: KubeNodeFacts) -> None:
-        timeless = {"at_us": 0}
-        known = self.kube and self.kube.model_copy(update=timeless)
-        self.dirty = self.dirty or known != kube.model_copy(update=timeless)
-        self.kube = kube
+        known = self.kube
+        if known is None or known != kube.model_copy(update={"at_us": known.at_us}):
+            self.kube = kube
+            self.stale = self.dirty = True
 
     def age(self, now_us: int, policy: Policy) -> None:
         period_us = self.metrics.period_us if self.metrics else 0
@@ -166,15 +183,28 @@ class NodeView:
         self.events.append(event)
         self.dirty = True
 
-    def judge_devices(self, policy: Policy, learned: Learned) -> dict[str, dict[str, ClassStanding]]:
-        """The standing of each device in each class, as things are now."""
+    def holds(self, residents: tuple[Reservation, ...]) -> set[str]:
+        """Takes the node's reservations; the devices on which they are not as before."""
+        before, now = self._on_device, defaultdict[str, list[Reservation]](list)
+        for each in residents:
+            for uuid in each.devices:
+                now[uuid].append(each)
+        self.residents, self._on_device = residents, now
+        return {uuid for uuid in before.keys() | now.keys() if before.get(uuid) != now.get(uuid)}
+
+    def judge_devices(
+        self, policy: Policy, learned: Learned, of: Collection[str] | None = None
+    ) -> dict[str, dict[str, ClassStanding]]:
+        """The standing of each device, or of some, in each class, as things are now."""
+        self.stale = self.stale and of is not None
         live = {r.which for r in self.residents}
         self.warned = {of: warned for of, warned in self.warned.items() if of in live}
         self.judged = {of: judged for of, judged in self.judged.items() if of in live}
-        devices = self.metrics.devices if self.metrics else ()
+        known = self.metrics.devices if self.metrics else ()
+        devices = [device for device in known if of is None or device.uuid in of]
         return {d.uuid: {c.name: self._judge(d, c, policy, learned) for c in policy.classes} for d in devices}
 
-    def _judge(self, device: DeviceMetrics, wanted: ClassTask, policy: Policy, learned: Learned) -> ClassStanding:
+    def _judge(self, device: HeardDevice, wanted: ClassTask, policy: Policy, learned: Learned) -> ClassStanding:
         if self.liveness.state not in ALIVE:
             return excluded(f"node {self.liveness.state}: {self.liveness.reason}")
         if self.liveness.state == NodeState.JOINED:
@@ -183,13 +213,13 @@ class NodeView:
             return excluded(f"device not healthy: {device.reason}")
         if holder := device.plugin_holder or self._claim_holder(device):
             return excluded(f"given to {holder}")
-        residents = [r for r in self.residents if device.uuid in r.devices]
+        residents = self._on_device.get(device.uuid, [])
         at_risk = [r.request_id for r in residents if self.warned.get(r.which)]
         foreign = self._foreign(device, policy)
         standing = judge(device, wanted, residents, at_risk, foreign, policy.tight_ratio)
         return standing if foreign else by_measure(standing, device, wanted, residents, learned)
 
-    def _foreign(self, device: DeviceMetrics, policy: Policy) -> bool:
+    def _foreign(self, device: HeardDevice, policy: Policy) -> bool:
         """Whether foreign work is there, or was until lately: it comes and goes."""
         if (device.foreign_share_micro or 0) >= policy.foreign_context_micro:
             self.foreign_us[device.uuid] = self.liveness.seen_us
@@ -204,6 +234,7 @@ class NodeView:
         """What rt_nodes should say of the node; None while nothing is known of it but its name."""
         if self.metrics is None:
             return self._facts_unheard(wall_us)
+        known = {device.uuid: device for device in self.facts.devices} if self.facts else {}
         return NodeFacts(
             node=self.name,
             state=self.liveness.state,
@@ -212,7 +243,7 @@ class NodeView:
             start_id=self.metrics.start_id,
             changes=self.changes,
             events=self._pending(),
-            devices=tuple(self._device_facts(device) for device in self.metrics.devices),
+            devices=tuple(self._device_facts(device, known) for device in self.metrics.devices),
             **merged(self.metrics, self.kube, tolerated, self.facts.closed if self.facts else None),
         )
 
@@ -240,12 +271,15 @@ class NodeView:
         """What goes with the next write; the changes said last stay there until there are new ones."""
         return tuple(self.events) or (self.facts.events if self.facts else ())
 
-    def _device_facts(self, device: DeviceMetrics) -> DeviceFacts:
-        known = {name: getattr(device, name) for name in Device.model_fields}
-        claimed = self._claim_holder(device)
-        return DeviceFacts(**known, claim_holder=claimed, classes=self.standings.get(device.uuid, {}))
+    def _device_facts(self, device: HeardDevice, known: Mapping[str, DeviceFacts]) -> DeviceFacts:
+        """The very object that was published where it says the same."""
+        shown, claimed = _shown_of_device(device), self._claim_holder(device)
+        classes, before = self.standings.get(device.uuid, {}), known.get(device.uuid)
+        if before and (before.classes, before.claim_holder, _shown_of_device(before)) == (classes, claimed, shown):
+            return before
+        return DeviceFacts(**dict(zip(Device.model_fields, shown, strict=True)), claim_holder=claimed, classes=classes)
 
-    def _claim_holder(self, device: DeviceMetrics) -> str | None:
+    def _claim_holder(self, device: HeardDevice) -> str | None:
         """As last written, until Kubernetes says something."""
         if self.kube is not None:
             return claim_holder(device, self.kube)
@@ -253,6 +287,6 @@ class NodeView:
         return next((each.claim_holder for each in known if each.uuid == device.uuid), None)
 
 
-def _shown(metrics: NodeMetrics) -> tuple[object, ...]:
-    """What of a heartbeat stands in rt_nodes."""
-    return _shown_of_node(metrics), *map(_shown_of_device, metrics.devices)
+def _read(metrics: Heartbeat) -> tuple[object, ...]:
+    """All that a heartbeat says and that is read later than it comes."""
+    return _read_of_node(metrics), *map(_read_of_device, metrics.devices)

@@ -12,13 +12,13 @@ from services.node_list.settings import NodeListSettings
 from services.node_list.standing import ClassTask
 from shared.messages import (
     DeadlineEvent,
+    Heartbeat,
     KubeNodeFacts,
     LearnedProfile,
     ListDelta,
     ListsRecord,
     NodeEvent,
     NodeFacts,
-    NodeMetrics,
     NodesQuery,
     NodesReply,
     PlaceReply,
@@ -33,10 +33,10 @@ SERVICE = Service(
     about="Knows who is alive, and keeps per deadline class the ordered list of what each device can still promise.",
     listens=(
         Listen(NODES, "watch", about="what is published, and the writer's lease"),
-        Listen(LEDGER, "watch", about="the reservations on each device"),
+        Listen(LEDGER, "watch", about="the reservations on each device", keys="node.*"),
         Listen(DEADLINES, "watch", about="containers that are at risk, as the tracker last wrote them"),
         Listen(LEARNED, "watch", about="what was learned of response times, and the lease of who learns"),
-        Listen("metrics.*", "core", NodeMetrics, about="heartbeats; their local receive time is what counts"),
+        Listen("metrics.*", "core", Heartbeat, about="heartbeats; their local receive time is what counts"),
         Listen("metrics.*.kube", "core", KubeNodeFacts, about="what Kubernetes says of a node"),
         Listen("events.deadline.>", "stream", DeadlineEvent, about="warnings, as they come", stream=EVENTS_STREAM),
         Listen(

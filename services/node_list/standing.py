@@ -22,8 +22,8 @@ from shared.admission import (
 from shared.messages import (
     SHARE_WHOLE_MICRO,
     ClassStanding,
-    DeviceMetrics,
     DeviceStanding,
+    HeardDevice,
     Kind,
     Regime,
     Reservation,
@@ -52,7 +52,7 @@ def excluded(reason: str) -> ClassStanding:
 
 
 def judge(
-    device: DeviceMetrics,
+    device: HeardDevice,
     wanted: ClassTask,
     residents: Sequence[Reservation],
     at_risk: Iterable[str],
@@ -109,7 +109,7 @@ _DECLARED = frozenset({DeviceStanding.GUARANTEED, DeviceStanding.TIGHT, DeviceSt
 
 def by_measure(
     declared: ClassStanding,
-    device: DeviceMetrics,
+    device: HeardDevice,
     wanted: ClassTask,
     residents: Sequence[Reservation],
     learned: Learned,

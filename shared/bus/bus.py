@@ -171,10 +171,13 @@ class Bus:
         name = named(bucket, self.settings.prefix)
         return (await self._js.store(f"$KV.{name}.{key}", value, {})).seq
 
-    async def watch(self, bucket: str, handler: Callable[[KeyChanged | WatchReplayed], Awaitable[None]]) -> NoReturn:
-        """Every key, WatchReplayed, then every change, until cancelled; all again after a gap."""
+    async def watch(
+        self, bucket: str, handler: Callable[[KeyChanged | WatchReplayed], Awaitable[None]], keys: str = ">"
+    ) -> NoReturn:
+        """Every key, WatchReplayed, then every change, until cancelled; all again after a gap. Of some ``keys`` alone
+        where they are said, with the wildcards of subjects."""
         name = named(bucket, self.settings.prefix)
-        await Watch(self._js, name, bucket, handler, self._told, self.ensure_streams).run()
+        await Watch(self._js, name, bucket, handler, self._told, self.ensure_streams, keys).run()
 
     async def backup(self, bucket: str, write: Callable[[bytes], object]) -> dict[str, Any]:
         """The whole bucket with its revisions, in chunks to ``write``; returns what ``restore`` needs beside them."""

@@ -142,7 +142,8 @@ class Follow(Endless):
 
 
 class Watch(Endless):
-    """A bucket: every key as it is, then WatchReplayed, then every change; all of it again after any doubt."""
+    """A bucket: every key as it is, then WatchReplayed, then every change; all of it again after any doubt. ``keys``,
+    with the wildcards of subjects, says of which keys: of the others nothing is said."""
 
     def __init__(
         self,
@@ -152,14 +153,16 @@ class Watch(Endless):
         handler: Callable[[KeyChanged | WatchReplayed], Awaitable[None]],
         told: Told,
         mend: Mend,
+        keys: str = ">",
     ) -> None:
         super().__init__(js, f"KV_{bucket}", told, mend)
         self._prefix = f"$KV.{bucket}."
+        self._filter = f"{self._prefix}{keys}"
         self._shown = shown
         self._handler = handler
 
     async def once(self) -> str:
-        replay = _Replay(self._js, self._stream)
+        replay = _Replay(self._js, self._stream, self._filter)
 
         async def look() -> None:
             if (keys := await replay.complete()) is not None:
@@ -173,7 +176,7 @@ class Watch(Endless):
             if message.pending == 0:
                 await look()
 
-        config = {"filter_subject": f"{self._prefix}>", "deliver_policy": "last_per_subject"}
+        config = {"filter_subject": self._filter, "deliver_policy": "last_per_subject"}
         return await _Session(self._js, self._stream, deliver, look).run(config, look)
 
 
@@ -184,9 +187,10 @@ class _Replay:
     more nor yet again. So then the server is asked for its subjects, and all of them must have been seen.
     """
 
-    def __init__(self, js: JetStream, stream: str) -> None:
+    def __init__(self, js: JetStream, stream: str, wanted: str) -> None:
         self._js = js
         self._stream = stream
+        self._wanted = wanted
         self._keys: set[str] = set()
         self._gone: set[str] = set()
         self._complete = False
@@ -202,7 +206,7 @@ class _Replay:
         if self._complete:
             return None
         try:
-            unseen = await self._js.subjects(self._stream) - self._keys - self._gone
+            unseen = await self._js.subjects(self._stream, self._wanted) - self._keys - self._gone
         except BusError:
             return None  # asked again with the next word of the server, or in the next session
         if unseen or self._complete:

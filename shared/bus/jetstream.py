@@ -165,11 +165,11 @@ class JetStream:
             if error.code != STREAM_NOT_FOUND:
                 raise
 
-    async def subjects(self, stream: str) -> set[str]:
-        """Every subject of which the stream holds a message."""
+    async def subjects(self, stream: str, wanted: str = ">") -> set[str]:
+        """Every subject of which the stream holds a message, of those that ``wanted`` with its wildcards names."""
         found: set[str] = set()
         while True:
-            info = await self.call(f"STREAM.INFO.{stream}", {"subjects_filter": ">", "offset": len(found)})
+            info = await self.call(f"STREAM.INFO.{stream}", {"subjects_filter": wanted, "offset": len(found)})
             page = info["state"].get("subjects") or {}
             found |= page.keys()
             if not page or len(found) >= int(info.get("total", 0)):

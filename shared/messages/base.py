@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import Annotated, Any, Self
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
@@ -11,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import ErrorDetails
 
 from shared.errors import FieldError
-from shared.subjects import encode
+from shared.subjects import MAX_NAME_BYTES, encode
 
 MAX_BODY_BYTES = 256 * 1024
 """Largest body that a service of ours accepts."""
@@ -20,9 +19,10 @@ MAX_BODY_BYTES = 256 * 1024
 _set = object.__setattr__
 
 
-@lru_cache(maxsize=4096)
 def _checked_name(name: str) -> str:
-    encode(name, "")
+    """Nothing is remembered: a cluster has more names than any cache would hold."""
+    if len(name) > MAX_NAME_BYTES or not name.isascii():
+        encode(name, "")
     return name
 
 

@@ -64,7 +64,14 @@ class Xid(Message):
     """When last, by the node's wall clock."""
 
 
-class DeviceMetrics(Device):
+class HeardDevice(Device):
+    """What the node list reads of a device's metrics."""
+
+    parent: str | None = None
+    """Of a MIG device the uuid of its GPU."""
+
+
+class DeviceMetrics(HeardDevice):
     """A device as its probe sees it."""
 
     utilisation_ratio: Measured
@@ -73,8 +80,6 @@ class DeviceMetrics(Device):
     """Of the GPU, also for its MIG devices."""
     gpu_instance: int | None = None
     """Of a MIG device: its GPU instance on the GPU."""
-    parent: str | None = None
-    """Of a MIG device the uuid of its GPU."""
     mig_profile: str | None = None
     """Of a MIG device, as ``1g.18gb``."""
     health: dict[str, Measured] = Field(default_factory=dict)
@@ -142,25 +147,32 @@ class ContainerMetrics(Message):
     """None where nothing beyond the processes of the container is known."""
 
 
-class NodeMetrics(Message):
-    """A node's heartbeat: everything its monitor sees, every ``period_us``. ``start_id`` names the monitor's start."""
+class Heartbeat(Message):
+    """What the node list reads of NodeMetrics: most of them is values that change with each, and none of its business.
+    ``start_id`` names the monitor's start."""
 
     node: Name
     start_id: str
     counter: int
-    at_us: int
-    mono_us: int
     period_us: int
-    devices: tuple[DeviceMetrics, ...]
-    containers: tuple[ContainerMetrics, ...] = ()
+    devices: tuple[HeardDevice, ...]
     labels: dict[str, str] = Field(default_factory=dict)
     cpu_milli: int
     memory_mib: int
     foreign_cpu_milli: int | None = 0
     foreign_memory_mib: int | None = 0
-    counters: dict[str, int] = Field(default_factory=dict)
     draining: bool = False
     """True in a monitor's last words: it stops on purpose."""
+
+
+class NodeMetrics(Heartbeat):
+    """A node's heartbeat: everything its monitor sees, every ``period_us``. ``start_id`` names the monitor's start."""
+
+    at_us: int
+    mono_us: int
+    devices: tuple[DeviceMetrics, ...]
+    containers: tuple[ContainerMetrics, ...] = ()
+    counters: dict[str, int] = Field(default_factory=dict)
     kubelet_age_us: int | None = None
     """How old is what the kubelet said of ``plugin_holder``; None where none is asked, or it has not answered yet."""
     kubelet_stale: str | None = None

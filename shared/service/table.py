@@ -45,17 +45,18 @@ class Outside(Protocol):
 class Listen:
     """One subject or bucket that a service hears.
 
-    ``subject`` leaves the prefix out; for kind ``watch`` it is a bucket's name. ``request``: one answer each, shared
-    through ``queue``. ``core``: lossy; with ``unread`` it comes as Unread. ``stream``: in order, from the sequence that
-    ``start`` names once all watches have replayed (0: only what is new; None: nothing until a ReadFrom). ``work``: one
-    durable consumer shared by all who name it, acknowledged by the core with Ack. Of ``core`` and ``stream`` what
-    ``wanted`` declines by its subject is dropped before it is decoded.
+    ``subject`` leaves the prefix out; for kind ``watch`` it is a bucket's name, of which those ``keys`` are watched.
+    ``request``: one answer each, shared through ``queue``. ``core``: lossy; with ``unread`` it comes as Unread.
+    ``stream``: in order, from the sequence that ``start`` names once all watches have replayed (0: only what is new;
+    None: nothing until a ReadFrom). ``work``: one durable consumer shared by all who name it, acknowledged by the core
+    with Ack. Of ``core`` and ``stream`` what ``wanted`` declines by its subject is dropped before it is decoded.
     """
 
     subject: str
     kind: Literal["request", "core", "stream", "work", "watch"]
     model: type[Message] | None = None
     about: str = ""
+    keys: str = ">"
     queue: str | None = None
     stream: str | None = None
     durable: str | None = None

@@ -269,6 +269,16 @@ async def test_B9_a_watch_tells_all_keys_then_replayed_then_changes_without_end(
     assert 1 == len(watched.replays)
 
 
+async def test_a_watch_of_some_keys_is_told_of_no_others(bus: Bus) -> None:
+    await bus.commit(LEDGER, [Write("node.a", b"1", 0), Write("request.a", b"1", 0), Write("node.b", b"1", 0)])
+    watched = Watched()
+    async with running(bus.watch(LEDGER, watched, "node.*")):
+        await until(lambda: watched.replays == [frozenset({"node.a", "node.b"})])
+        await bus.commit(LEDGER, [Write("request.b", b"1", 0), Write("node.a", b"2", 1)])
+        await until(lambda: watched.keys == {"node.a": b"2", "node.b": b"1"})
+    assert 1 == len(watched.replays)
+
+
 @RESTARTS
 async def test_B10_a_watch_lives_through_a_restart_and_replays(
     bus: Bus, nats_server: NatsServer, settings: ServiceSettings, kill: bool
