@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 from services.monitor.batches import MAX_ROWS, Pile
@@ -322,9 +323,7 @@ class Core:
         for tasks in self._rings.values():
             if (name := tasks.info.container) not in found:
                 pids = (tasks.pid,) if tasks.pid else ()
-                found[name] = ContainerMetrics(
-                    container=name, request_id=tasks.info.request_id, pids=pids, tasks_us=tasks_us[name]
-                )
+                found[name] = _by_rings(name, tasks.info.request_id, pids, tasks_us[name])
         self._busy_of_closed = Counter({name: us for name, us in self._busy_of_closed.items() if name in found})
         return tuple(found[container] for container in sorted(found))
 
@@ -365,6 +364,12 @@ class Core:
         given = self._given.counts if self._given else {}
         now = {"probe.fields": fields, "probe.fields_known": known, "rings.open": len(self._rings)}
         return {**self._counts, **self._devices.counts, **tasks, **rings, **probe, **gate, **given, **now}
+
+
+@lru_cache(maxsize=256)
+def _by_rings(name: str, request_id: str | None, pids: tuple[int, ...], tasks_us: int) -> ContainerMetrics:
+    """What is known of a container by its rings alone; where no task ran it is what it was at the last heartbeat."""
+    return ContainerMetrics(container=name, request_id=request_id, pids=pids, tasks_us=tasks_us)
 
 
 def _told(ring: str, tasks: OpenTasks, seq: str) -> list[str]:
