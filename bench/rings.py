@@ -21,7 +21,7 @@ import laxity
 from bench.monitor_load import Cost, play, settings
 from bench.report import tell
 from laxity.ring import Ring
-from services.monitor.rings import RingDirectory
+from services.monitor.rings import RingDirectory, waiting
 from shared.testing.nats_server import NatsServer
 from shared.testing.service_process import ServiceProcess
 
@@ -74,7 +74,7 @@ def reader(rings: list[Ring], root: Path) -> dict[str, float]:
         "read_ten_records_of_each_ms": min(read),
         "memory_mib": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib) / 1024,
         "scan_without_change_ms": min(cpu_ms(directory.scan) for _ in range(REPEATS)),
-        "look_at_each_ms": min(cpu_ms(lambda: [each.waiting() for each in readers]) for _ in range(REPEATS)),
+        "look_at_each_ms": min(cpu_ms(lambda: waiting(readers)) for _ in range(REPEATS)),
     }
     directory.close()
     return found

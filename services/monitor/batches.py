@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
@@ -20,87 +19,73 @@ MAX_NAMES: Final = 256
 
 
 _NAME: Final = itemgetter(Row._fields.index("name"))
-_PIECE: Final = MAX_NAMES
-"""Rows are added in pieces of so many, each to one batch: a piece cannot have more names than a batch."""
+
+_Piece = tuple[RingInfo, Sequence[Fields], int]
+"""What one read of one ring gave: its rows, and how many of its records were never seen."""
 
 
 @dataclass(slots=True)
 class Pile:
-    """Rows that one batch will carry, in the order in which they were taken; columns are made of all at once."""
+    """Rows not yet published, in the order in which they were taken; batches are made of all at once."""
 
-    rings: dict[str, RingInfo] = field(default_factory=dict)
-    size: int = 0
-    lost_records: Counter[str] = field(default_factory=Counter)
-    _pieces: list[tuple[str, Sequence[Fields]]] = field(default_factory=list)
-    """Ring ids, and rows of that ring."""
-    _names: set[str] = field(default_factory=set)
-    _named: int = 0
-    """Pieces whose names are in there, and below their rows."""
-    _named_rows: int = 0
-
-    def takes(self, info: RingInfo, rows: Sequence[Fields]) -> bool:
-        """Whether all these rows still fit."""
-        size = self.size + len(rows)
-        if size > MAX_ROWS or (len(self.rings) >= MAX_RINGS and info.ring not in self.rings):
-            return False
-        return len(self._names) + size - self._named_rows <= MAX_NAMES or self._names_with(rows) <= MAX_NAMES
-
-    def add(self, info: RingInfo, rows: Sequence[Fields]) -> None:
-        """Append rows of one ring; a ring that got its labels meanwhile carries the newer ones."""
-        self.rings[info.ring] = info
-        self._pieces.append((info.ring, rows))
-        self.size += len(rows)
-
-    def _names_with(self, rows: Sequence[Fields]) -> int:
-        """Looked at for many rings at once, and only where each row could have a name of its own."""
-        for _, piece in self._pieces[self._named :]:
-            self._names.update(map(_NAME, piece))
-        self._named, self._named_rows = len(self._pieces), self.size
-        return len(self._names.union(map(_NAME, rows)))
-
-    def fields(self) -> dict[str, Any]:
-        """What the pile adds to a TaskBatch."""
-        of_ring = {ring: index for index, ring in enumerate(self.rings)}
-        rows = chain.from_iterable(piece for _, piece in self._pieces)
-        columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in Row._fields]
-        names = {name: index for index, name in enumerate(dict.fromkeys(columns[-1]))}
-        return {
-            "rings": tuple(self.rings.values()),
-            "names": tuple(names),
-            "lost_records": dict(self.lost_records),
-            **dict(zip(Row._fields, columns, strict=True)),
-            "ring": [of_ring[ring] for ring, piece in self._pieces for _ in piece],
-            "name": [names[name] for name in columns[-1]],
-        }
-
-
-@dataclass(slots=True)
-class Piles:
-    """Rows not yet published: one pile, or more where one batch cannot carry them."""
-
-    piles: list[Pile] = field(default_factory=list)
+    rows: int = 0
+    _pieces: list[_Piece] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.piles)
+        return bool(self._pieces)
 
     def add(self, info: RingInfo, rows: Sequence[Fields], lost: int) -> None:
         """Append what one read of one ring gave; ``lost`` records of it were never seen."""
-        if not self.piles:
-            self.piles.append(Pile())
-        for start in range(0, len(rows), _PIECE):
-            piece = rows[start : start + _PIECE]
-            if not self.piles[-1].takes(info, piece):
-                self.piles.append(Pile())
-            self.piles[-1].add(info, piece)
-        if lost:
-            self.piles[-1].lost_records[info.ring] += lost
+        self._pieces.append((info, rows, lost))
+        self.rows += len(rows)
 
-    def take(self) -> list[Pile]:
-        """All piles; nothing is left. A single empty one where there was none."""
-        taken, self.piles = self.piles or [Pile()], []
-        return taken
+    def take(self) -> list[dict[str, Any]]:
+        """Everything, as what it adds to each of as many TaskBatches as it needs; nothing is left."""
+        pieces, self._pieces, self.rows = self._pieces, [], 0
+        return [_fields(pieces)] if _fits(pieces) else [_fields(part) for part in _parts(pieces)]
 
-    @property
-    def full(self) -> bool:
-        """Whether one of them would not get any larger."""
-        return len(self.piles) > 1
+
+def _fits(pieces: Sequence[_Piece]) -> bool:
+    """Whether one batch can carry them."""
+    rows = sum([len(rows) for _, rows, _ in pieces])
+    return (
+        rows <= MAX_ROWS
+        and (len(pieces) <= MAX_RINGS or len({info.ring for info, _, _ in pieces}) <= MAX_RINGS)
+        and (rows <= MAX_NAMES or len({_NAME(row) for _, rows, _ in pieces for row in rows}) <= MAX_NAMES)
+    )
+
+
+def _parts(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
+    """As few as can be of those that fit. A piece is cut where it could have more names than a batch."""
+    part: list[_Piece] = []
+    size, rings, names = 0, set[str](), set[str]()
+    for info, all_rows, lost in pieces:
+        for start in range(0, max(1, len(all_rows)), MAX_NAMES):
+            rows = all_rows[start : start + MAX_NAMES]
+            size, rings, names = size + len(rows), rings | {info.ring}, names | set(map(_NAME, rows))
+            if size > MAX_ROWS or len(rings) > MAX_RINGS or len(names) > MAX_NAMES:
+                yield part
+                part, size, rings, names = [], len(rows), {info.ring}, set(map(_NAME, rows))
+            part.append((info, rows, 0 if start else lost))
+    yield part
+
+
+def _fields(pieces: Sequence[_Piece]) -> dict[str, Any]:
+    """Columns; a ring that got its labels meanwhile carries the newer ones."""
+    rings = {info.ring: info for info, rows, _ in pieces if rows}
+    of_ring = {ring: index for index, ring in enumerate(rings)}
+    columns = [list(column) for column in zip(*chain.from_iterable([rows for _, rows, _ in pieces]), strict=True)]
+    columns = columns or [[] for _ in Row._fields]
+    names = {name: index for index, name in enumerate(dict.fromkeys(columns[-1]))}
+    lost: dict[str, int] = {}
+    for info, _, count in pieces:
+        if count:
+            lost[info.ring] = lost.get(info.ring, 0) + count
+    return {
+        "rings": tuple(rings.values()),
+        "names": tuple(names),
+        "lost_records": lost,
+        **dict(zip(Row._fields, columns, strict=True)),
+        "ring": [of_ring[info.ring] for info, rows, _ in pieces for _ in rows],
+        "name": [names[name] for name in columns[-1]],
+    }

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
-from services.monitor.batches import Pile, Piles
+from services.monitor.batches import MAX_ROWS, Pile
 from services.monitor.container_use import use_of
 from services.monitor.devices import Devices, checked, coverage, whole
 from services.monitor.gates import Gates
@@ -85,7 +86,7 @@ class Forget:
 class Limits:
     """How long things may take, in microseconds; the reasons stand in the settings."""
 
-    batch_us: int = 40_000
+    batch_us: int = 50_000
     watermark_us: int = 1_000_000
     period_us: int = 1_000_000
     stale_after_us: int = 3_000_000
@@ -117,7 +118,7 @@ class Core:
         self._rings: dict[str, OpenTasks] = {}
         self._due_us: dict[str, int] = {}
         """By ring, of those with an undecided open task: when the first one becomes overdue."""
-        self._piles = Piles()
+        self._pile = Pile()
         self._counter = 0
         self._watermark_us = 0
         self._told_us: int | None = None
@@ -200,7 +201,7 @@ class Core:
             tasks = self._rings[ring] = OpenTasks(read.info)
         lost_before = tasks.lost_records
         rows = tasks.take(read, clock_us)
-        self._pile(ring, tasks, rows, tasks.lost_records - lost_before)
+        self._keep(ring, tasks, rows, tasks.lost_records - lost_before)
         return tasks.ended_late or len(rows) > len(read.rows)
 
     def _pass_quiet(self, event: RingsRead) -> bool:
@@ -209,23 +210,23 @@ class Core:
         quiet = set(late).difference(read.info.ring for read in event.reads) if late else ()
         for ring in quiet:
             tasks = self._rings[ring]
-            self._pile(ring, tasks, tasks.pass_quiet(event.clock_us), 0)
+            self._keep(ring, tasks, tasks.pass_quiet(event.clock_us), 0)
         return bool(quiet)
 
     def _take_vanished(self, ring: str, clock_us: int) -> bool:
         tasks = self._rings.get(ring)
         if tasks is None or tasks.closed:
             return False
-        self._pile(ring, tasks, tasks.vanish(clock_us), 0)
+        self._keep(ring, tasks, tasks.vanish(clock_us), 0)
         return True
 
-    def _pile(self, ring: str, tasks: OpenTasks, rows: Sequence[Fields], lost: int) -> None:
+    def _keep(self, ring: str, tasks: OpenTasks, rows: Sequence[Fields], lost: int) -> None:
         if tasks.next_due_us is not None:
             self._due_us[ring] = tasks.next_due_us
         else:
             self._due_us.pop(ring, None)
         if rows or lost:
-            self._piles.add(tasks.info, rows, lost)
+            self._pile.add(tasks.info, rows, lost)
 
     def _drop_closed(self) -> list[str]:
         """Rings that were closed by this reading: nothing more is known of them but their counts."""
@@ -238,11 +239,17 @@ class Core:
         return closed
 
     def _is_time(self, clock_us: int) -> bool:
-        """Whether a batch is due although nothing was decided: rows have gathered, or a watermark is wanted."""
-        return self._piles.full or self._told_us is None or clock_us >= self._next_batch_us(self._told_us)
+        """Whether a batch is due although nothing was decided: rows have gathered, or a watermark is wanted.
+
+        Rather a fifth of the time too early, with a reading that came for another reason, than by one for it alone.
+        """
+        if self._told_us is None or self._pile.rows > MAX_ROWS:
+            return True
+        early_us = self.limits.batch_us // 5 if self._pile else 0
+        return clock_us >= self._next_batch_us(self._told_us) - early_us
 
     def _next_batch_us(self, told_us: int) -> int:
-        return told_us + (self.limits.batch_us if self._piles else self.limits.watermark_us)
+        return told_us + (self.limits.batch_us if self._pile else self.limits.watermark_us)
 
     def _wake_us(self, clock_us: int) -> int:
         """When the rings must be read again although none has news."""
@@ -251,16 +258,13 @@ class Core:
 
     def _flush(self, event: RingsRead) -> list[Effect]:
         """Everything gathered, in order. Only the last batch may say that all up to this reading has been taken."""
-        piles = self._piles.take()
+        *before, last = self._pile.take()
         self._told_us = event.clock_us
-        publishes: list[Effect] = []
-        for index, pile in enumerate(piles, start=1):
-            if index == len(piles):
-                self._watermark_us = max(self._watermark_us, event.clock_us)
-            publishes.append(self._publish(pile, event.wall_us))
-        return publishes
+        publishes: list[Effect] = [self._publish(fields, event.wall_us) for fields in before]
+        self._watermark_us = max(self._watermark_us, event.clock_us)
+        return [*publishes, self._publish(last, event.wall_us)]
 
-    def _publish(self, pile: Pile, wall_us: int) -> Publish:
+    def _publish(self, fields: dict[str, Any], wall_us: int) -> Publish:
         self._counter += 1
         batch = TaskBatch(
             node=self.node,
@@ -269,7 +273,7 @@ class Core:
             boot_id=self.boot_id,
             at_us=wall_us,
             watermark_us=self._watermark_us,
-            **pile.fields(),
+            **fields,
         )
         return Publish(self._subjects.task_events(self.node), batch, batch.batch_id, BATCH_TYPE, chained=True)
 
@@ -319,9 +323,7 @@ class Core:
         for tasks in self._rings.values():
             if (name := tasks.info.container) not in found:
                 pids = (tasks.pid,) if tasks.pid else ()
-                found[name] = ContainerMetrics(
-                    container=name, request_id=tasks.info.request_id, pids=pids, tasks_us=tasks_us[name]
-                )
+                found[name] = _by_rings(name, tasks.info.request_id, pids, tasks_us[name])
         self._busy_of_closed = Counter({name: us for name, us in self._busy_of_closed.items() if name in found})
         return tuple(found[container] for container in sorted(found))
 
@@ -362,6 +364,12 @@ class Core:
         given = self._given.counts if self._given else {}
         now = {"probe.fields": fields, "probe.fields_known": known, "rings.open": len(self._rings)}
         return {**self._counts, **self._devices.counts, **tasks, **rings, **probe, **gate, **given, **now}
+
+
+@lru_cache(maxsize=256)
+def _by_rings(name: str, request_id: str | None, pids: tuple[int, ...], tasks_us: int) -> ContainerMetrics:
+    """What is known of a container by its rings alone; where no task ran it is what it was at the last heartbeat."""
+    return ContainerMetrics(container=name, request_id=request_id, pids=pids, tasks_us=tasks_us)
 
 
 def _told(ring: str, tasks: OpenTasks, seq: str) -> list[str]:

@@ -85,12 +85,15 @@ class OpenTasks:
         self.info, self.pid, self.ended_late = read.info, read.pid, False
         if not first:  # what was overwritten before this monitor began may have been told by its predecessor
             self.lost_records += read.lost
-        rows, verdicts, drained = self._records(read, clock_us), [], read.taken == read.head
+        rows, drained = self._records(read, clock_us), read.taken == read.head
         if read.writer_gone and drained:
             verdicts = self._close(ABORTED, clock_us)
         elif self._due:
             verdicts = self._judge(clock_us) if drained and not read.lost else []
             verdicts += self._forget_oldest(clock_us)
+        else:
+            self.next_due_us = None
+            return rows
         self._wait_for_next()
         return [*rows, *verdicts] if verdicts else rows
 
@@ -160,8 +163,10 @@ class OpenTasks:
                 if not opened and stamp_us > self._busy_since_us:
                     self.busy_us += stamp_us - self._busy_since_us
         self.last_seq = before + len(rows)
-        self._count(BEGIN, begun)
-        self._count(END, len(rows) - begun)
+        if begun:
+            self.counts[BEGIN] += begun
+        if begun < len(rows):
+            self.counts[END] += len(rows) - begun
         for seq, (_, _, _, _, stamp_us, deadline_us, _) in reversed(opened.items()):
             if seq <= before:
                 break

@@ -13,7 +13,15 @@ from typing import Final
 from services.monitor.core import Forget, RingsRead, Wake
 from services.monitor.open_tasks import RingRows
 from services.monitor.pod_folders import PodFolders
-from services.monitor.rings import MAX_DEADLINE_US, NEVER_US, RingCorruptError, RingDirectory, RingError, RingReader
+from services.monitor.rings import (
+    MAX_DEADLINE_US,
+    NEVER_US,
+    RingCorruptError,
+    RingDirectory,
+    RingError,
+    RingReader,
+    waiting,
+)
 from services.monitor.settings import MonitorSettings
 from services.monitor.shell import Shell
 from shared.clock import Clock
@@ -43,8 +51,6 @@ class _Ring:
     reader: RingReader
     inherited: bool
     limits: MonitorSettings
-    ask_us: int = 0
-    """When to ask whether the writer is gone, although no task is open."""
     gone: bool = False
     patience_us: int = 0
     """How long after the last look at it the next one may be."""
@@ -93,22 +99,15 @@ class _Ring:
         if self.gone or ((due_us < clock_us or read.due_us < clock_us) and reader.writer_gone()):
             self.gone = True
             read = read.then(reader.read())
-        if read.rows or due_us < NEVER_US:
+        rows, lost, taken, head = read.rows, read.lost, read.taken, read.head
+        if rows or due_us < NEVER_US:
             self.busy_us = clock_us
-        self._rest(clock_us)
-        if not (read.rows or read.lost or self.gone or read.taken != read.head or self._told is not self.info):
+        quiet = clock_us - self.busy_us >= QUIET_AFTER_US
+        self.patience_us = 0 if self.gone else self._quiet_patience_us if quiet else self._busy_patience_us
+        if not (rows or lost or self.gone or taken != head or self._told is not self.info):
             return None
         self._told = self.info
-        return RingRows(
-            self.info, read.rows, read.lost, read.taken, read.head, self.gone, reader.header.pid, self.inherited
-        )
-
-    def _rest(self, clock_us: int) -> None:
-        if self.gone:
-            self.patience_us = 0
-        else:
-            quiet = clock_us - self.busy_us >= QUIET_AFTER_US
-            self.patience_us = self._quiet_patience_us if quiet else self._busy_patience_us
+        return RingRows(self.info, rows, lost, taken, head, self.gone, reader.header.pid, self.inherited)
 
     def _at_most(self, most_us: int) -> int:
         """How long records may wait: their deadlines must be known well before they pass, and the ring not overflow."""
@@ -143,15 +142,15 @@ class RingLoop:
         self._wake = Wake(0)
         self._reading = False
         """Whether one is under way."""
-        self._scan_us = 0
+        self._scan_us = self._ask_us = 0
         self._until_us = NEVER_US
         """How long the thread sleeps, unless the bell is rung."""
         self._bell = threading.Lock()
         """Held but when it rings. A lock: to wait for an Event costs five times as much."""
         self._bell.acquire()
         self._rings: dict[str, _Ring] = {}
-        self._patient: dict[int, list[_Ring]] = {}
-        """By patience: those of the same are looked at together."""
+        self._patient: dict[int, list[RingReader]] = {}
+        """By patience: those of the same are looked at together. At 0 the writer is gone."""
         self._look_us: dict[int, int] = {}
         """By patience, when."""
         self._vanished: list[str] = []
@@ -249,19 +248,24 @@ class RingLoop:
                 self._vanished.append(reader.ring)
             else:
                 reader.close()
-        for name, ring in self._rings.items():
-            if name in self._wake.due_us or clock_us >= ring.ask_us:
-                ring.ask_us = clock_us + ASK_US
-                if not ring.gone and ring.reader.writer_gone():
-                    ring.gone = True
-                    self._look_now(ring, clock_us)
+        self._ask(clock_us)
         removable = {self._removable.popleft() for _ in range(len(self._removable))}
         for reader in self._directory.readers if removable else ():
             if reader.ring in removable:
                 self._directory.remove(reader)
 
+    def _ask(self, clock_us: int) -> None:
+        """Which writers are gone: of rings with an open task, and now and then of all."""
+        asked = [ring for name in self._wake.due_us if (ring := self._rings.get(name))]
+        if clock_us >= self._ask_us:
+            asked, self._ask_us = list(self._rings.values()), clock_us + ASK_US
+        for ring in asked:
+            if not ring.gone and ring.reader.writer_gone():
+                ring.gone, ring.patience_us = True, 0
+                self._look_now(ring, clock_us)
+
     def _look_now(self, ring: _Ring, clock_us: int) -> None:
-        self._patient.setdefault(ring.patience_us, []).append(ring)
+        self._patient.setdefault(ring.patience_us, []).append(ring.reader)
         self._look_us[ring.patience_us] = clock_us
 
     def _wanted(self, clock_us: int) -> bool:
@@ -270,16 +274,15 @@ class RingLoop:
             return True
         for patience_us, look_us in self._look_us.items():
             if look_us <= clock_us:
-                for ring in self._patient[patience_us]:
-                    if ring.gone or ring.reader.waiting():
-                        return True
+                if not patience_us or waiting(self._patient[patience_us]):
+                    return True
                 self._look_us[patience_us] = clock_us + patience_us
         return False
 
     def _take(self, clock_us: int, shell: Shell) -> RingsRead:
         """One reading of everything. A ring whose writer is gone is not read again: the core closes it."""
         reads, due_us = [], self._wake.due_us
-        patient: defaultdict[int, list[_Ring]] = defaultdict(list)
+        patient: defaultdict[int, list[RingReader]] = defaultdict(list)
         for name, ring in list(self._rings.items()):
             try:
                 read = ring.take(clock_us, due_us.get(name, NEVER_US))
@@ -291,7 +294,7 @@ class RingLoop:
                 if read.writer_gone and read.taken == read.head and name not in self._vanished:
                     del self._rings[name]
                     continue
-            patient[ring.patience_us].append(ring)
+            patient[ring.patience_us].append(ring.reader)
         self._patient, self._look_us = patient, {patience_us: clock_us + patience_us for patience_us in patient}
         vanished, self._vanished = tuple(self._vanished), []
         for name in vanished:

@@ -20,7 +20,7 @@ import shutil
 import stat
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, Self
@@ -125,6 +125,7 @@ class RingReader:
         self.container = container
         self.labels: ContainerLabels | None = None
         self._descriptor = descriptor
+        self._capacity = header.capacity
         self._taken = 0
         self._nothing: RingRead | None = None
         self._quiet = bytes(8)  # the head, as it stands in the file, while there is nothing to take
@@ -150,13 +151,6 @@ class RingReader:
         """The ring id in hex."""
         return self.header.ring_id.hex()
 
-    def waiting(self) -> bool:
-        """Whether `read` has something to yield or to raise, by one short look at the file."""
-        try:
-            return os.pread(self._descriptor, 8, HEAD_OFFSET) != self._quiet
-        except OSError:
-            return True
-
     def read(self) -> RingRead:
         """Take everything up to the head of now; RingCorruptError if the file is no ring any more.
 
@@ -166,19 +160,21 @@ class RingReader:
         if raw == self._quiet:
             self._nothing = self._nothing or RingRead((), (), 0, self._taken, self._taken)
             return self._nothing
-        head = int.from_bytes(raw, "little")
-        first = kept = self._taken + 1
-        last_safe = self._taken + self.header.capacity - 1  # with a later head record `first` may be under the pen
-        if not first <= head <= last_safe:
+        head, first = int.from_bytes(raw, "little"), self._taken + 1
+        last_safe = self._taken + self._capacity - 1  # with a later head record `first` may be under the pen
+        if first <= head <= last_safe:
+            records = self._copy(first, head)
+            again = self._pread(8, HEAD_OFFSET)
+            if again == raw or head <= int.from_bytes(again, "little") <= last_safe:
+                return self._take(records, first, head)
+        else:
             head = self._sample_head()
-            first = kept = max(first, self._oldest_safe(head))
-        records = self._copy(first, head)
-        if not head <= (later := self._head()) <= last_safe:
-            later = self._sample_head()
-            head = min(head, later)
-            kept = min(max(first, self._oldest_safe(later)), head + 1)
-            records = records[(kept - first) * RECORD.size : (head + 1 - first) * RECORD.size]
-        return self._take(records, kept, head)
+            first = max(first, self._oldest_safe(head))
+            records = self._copy(first, head)
+        later = self._sample_head()
+        head = min(head, later)
+        kept = min(max(first, self._oldest_safe(later)), head + 1)
+        return self._take(records[(kept - first) * RECORD.size : (head + 1 - first) * RECORD.size], kept, head)
 
     def writer_gone(self) -> bool:
         """Whether no process holds the ring's lock: its writer has ended, however it ended."""
@@ -197,7 +193,7 @@ class RingReader:
 
     def _oldest_safe(self, head: int) -> int:
         """The oldest record that cannot be under the writer's pen: it may be writing record head + 1 by now."""
-        return head + 2 - self.header.capacity
+        return head + 2 - self._capacity
 
     def _sample_head(self) -> int:
         """The smaller of two readings, so that one torn between its bytes is never believed when it is too high."""
@@ -213,8 +209,8 @@ class RingReader:
         return int.from_bytes(self._pread(8, HEAD_OFFSET), "little")
 
     def _copy(self, first: int, head: int) -> bytes:
-        count, start = head + 1 - first, (first - 1) % self.header.capacity
-        if (over := start + count - self.header.capacity) <= 0:
+        count, start = head + 1 - first, (first - 1) % self._capacity
+        if (over := start + count - self._capacity) <= 0:
             return self._pread(count * RECORD.size, HEADER_SIZE + start * RECORD.size)
         until_end = self._pread((count - over) * RECORD.size, HEADER_SIZE + start * RECORD.size)
         return until_end + self._pread(over * RECORD.size, HEADER_SIZE)
@@ -260,6 +256,17 @@ class RingReader:
         self._taken, self._quiet = taken, taken.to_bytes(8, "little")
         self._nothing = None
         return RingRead(tuple(rows), tuple(failed), lost, head, taken, shortest_us, due_us)
+
+
+def waiting(readers: Iterable[RingReader]) -> bool:
+    """Whether `read` of one of them has something to yield or to raise, by one short look at each file."""
+    try:
+        for reader in readers:
+            if os.pread(reader._descriptor, 8, HEAD_OFFSET) != reader._quiet:  # noqa: SLF001 - no call for each ring
+                return True
+    except OSError:
+        return True
+    return False
 
 
 class RingHeader(NamedTuple):

@@ -46,7 +46,7 @@ class MonitorSettings(ServiceSettings):
     """How often, while there is no ring at all."""
     scan_us: int = Field(default=50_000, ge=1_000, le=10_000_000)
     """How often new rings are looked for: a process's first task may be noticed that much later."""
-    batch_us: int = Field(default=40_000, ge=0, le=1_000_000)
+    batch_us: int = Field(default=50_000, ge=0, le=1_000_000)
     """How long begins and ends may gather, since each batch costs a round trip, half a millisecond of this process and
     more of others; what is too late is sent at once."""
     period_us: int = Field(default=1_000_000, ge=50_000, le=60_000_000)

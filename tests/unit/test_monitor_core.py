@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.monitor.batches import MAX_RINGS, MAX_ROWS
+from services.monitor.batches import MAX_NAMES, MAX_RINGS, MAX_ROWS
 from services.monitor.core import BATCH_TYPE, Core, Forget, Limits, ProbeFailed, RingsRead, Wake
 from services.monitor.open_tasks import GUARD_US, MAX_OPEN, RingRows, Row
 from services.monitor.probes.base import Capacity
@@ -276,10 +276,36 @@ def test_begins_and_ends_gather_but_a_decision_is_published_at_once() -> None:
     monitor.read(15_001)
     assert [(BEGIN, 1), (OVERDUE, 1)] == monitor.told
     monitor.read(17_000, end(2, 1, 16_000))
-    monitor.read(35_000)
+    monitor.read(31_000)
     assert 2 == len(monitor.told)
-    monitor.read(35_001)
+    monitor.read(31_001)
     assert (END, 2) == monitor.told[-1]
+
+
+def test_a_reading_that_comes_anyway_takes_a_batch_along_rather_than_be_followed_by_another() -> None:
+    monitor = Monitor(Limits(batch_us=20_000))
+    monitor.read(0)
+    monitor.read(15_999, begin(1, 4_000))
+    assert [] == monitor.told
+    assert 1_016_000 == wake_us(monitor.read(16_000, end(2, 1, 15_999)))
+    assert [(BEGIN, 1), (END, 2)] == monitor.told
+
+
+def test_rings_names_and_rows_beyond_a_batch_fill_as_few_as_can_be() -> None:
+    monitor = Monitor(Limits(batch_us=20_000))
+    monitor.read(0)
+    rings = [f"r{index}" for index in range(MAX_RINGS + 1)]
+    reads = tuple(
+        RingRows(RingInfo(ring=ring, container="c"), (begin(1, 1), end(2, 1, 2)), lost=1, taken=2, head=2)
+        for ring in rings
+    )
+    monitor.take(RingsRead(20_000, 20_000, reads))
+    assert [MAX_RINGS, 1] == [len(batch.rings) for batch in monitor.batches[1:]]
+    assert dict.fromkeys(rings, 1) == monitor.batches[1].lost_records | monitor.batches[2].lost_records
+    named = [begin(seq, 20_000, name=f"n{seq}") for seq in range(3, MAX_NAMES + 4)]
+    monitor.read(40_000, *named, ring="r0")
+    assert [MAX_NAMES, 1] == [len(batch.names) for batch in monitor.batches[3:]]
+    assert [20_000, 40_000] == [batch.watermark_us for batch in monitor.batches[3:]]
 
 
 def test_an_end_after_its_deadline_is_published_at_once() -> None:

@@ -26,7 +26,7 @@ class Looked(RingLoop):
     """Driven step by step, by the clock of its readings."""
 
     def __init__(self, root: Path) -> None:
-        super().__init__(MonitorSettings(node="n1", ring_root=root), "start", 0)
+        super().__init__(MonitorSettings(node="n1", ring_root=root, batch_us=40_000), "start", 0)
         self.shell = SimpleNamespace(clock=ManualClock())
 
     def scan(self, clock_us: int) -> None:
