@@ -35,9 +35,11 @@ def taken(directory: Path) -> RingRead:
     (path,) = directory.glob("ring-*.ring")
     reader = RingReader.open(path)
     try:
-        return reader.read()
+        read = reader.read()
     finally:
         reader.close()
+    assert (0, read.head) == (read.lost, read.taken)  # or one of them was no record
+    return read
 
 
 def rows(directory: Path) -> list[tuple[str, int, int, bool]]:
