@@ -90,6 +90,7 @@ def start(rings: Path) -> Iterator[Start]:
         if not (rings / name).exists():
             contain(rings, name, **{key: more.pop(key) for key in ("runtime_us", "kind") if key in more})
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "sdk" / "src")}
+        environment["LAXITY_PURE"] = os.environ.get("LAXITY_PURE", "")
         environment |= {"LAXITY_RING_DIR": str(rings / name), "LAXITY_GATE": "1", "LAXITY_DEADLINE_US": "1000", **more}
         pipe = subprocess.PIPE
         command = [sys.executable, "-c", program, *map(str, args)]

@@ -36,6 +36,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def run(program: str, **env: str) -> subprocess.Popen[str]:
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SDK), "LAXITY_RING_DIR": str(tmp_path / "box")}
+        environment["LAXITY_PURE"] = os.environ.get("LAXITY_PURE", "")
         process = subprocess.Popen(
             [sys.executable, "-c", program],
             env=environment | env,
@@ -216,11 +217,13 @@ def test_a_writer_killed_in_the_middle_leaves_every_record_that_it_counted(
     start: Start, directory: RingDirectory
 ) -> None:
     program = """
-import threading, laxity
+import threading, time, laxity
 def work():
     while True:
-        with laxity.task("busy", deadline_us=1000):
-            pass
+        for _ in range(20):
+            with laxity.task("busy", deadline_us=1000):
+                pass
+        time.sleep(0.001)  # or it comes around before a busy machine has read it
 print("ready", flush=True)
 [threading.Thread(target=work).start() for _ in range(3)]
 """

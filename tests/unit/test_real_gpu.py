@@ -13,7 +13,8 @@ import pytest
 
 import laxity
 from bench.real_gpu import attribution_error, runs_of, switch_us, task_times_us
-from laxity.ring import Ring
+from laxity.records import HEADER_SIZE, RECORD_SIZE, pack_record
+from laxity.ring import Ring, words_of
 from services.monitor.slices import Sharing, judge
 
 ROOT = Path(__file__).parents[2]
@@ -59,17 +60,13 @@ def test_the_error_of_attribution_is_a_share_of_what_the_device_says() -> None:
     assert attribution_error([95.0], [100.0]) == pytest.approx(-0.05)
 
 
-def test_times_of_tasks_are_those_of_their_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock_us = iter([10, 20, 50, 100, 200])
-    monkeypatch.setattr("laxity.tasks.monotonic_ns", lambda: next(clock_us) * 1_000)
+def test_times_of_tasks_are_those_of_their_ring(tmp_path: Path) -> None:
     ring = Ring(str(tmp_path), 16)
-    first, second, left_open = (laxity.task("work", deadline_us=1_000) for _ in range(3))
-    first.ring = second.ring = left_open.ring = ring
-    first.__enter__()
-    second.__enter__()
-    second.end()
-    first.end()
-    left_open.__enter__()
+    begin, end, _ = words_of(b"work")
+    two_tasks_and_an_open_one = [(10, 1, begin), (20, 2, begin), (50, 2, end), (100, 1, end), (200, 5, begin)]
+    for seq, (stamp_us, begun, words) in enumerate(two_tasks_and_an_open_one, 1):
+        at = HEADER_SIZE + (seq - 1) * RECORD_SIZE
+        pack_record(ring.map, at, seq, stamp_us * 1_000, begun, 1_000, words, seq)
     assert [90.0, 30.0] == task_times_us(ring.path.read_bytes())
     ring.close()
 

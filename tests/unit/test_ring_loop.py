@@ -205,7 +205,7 @@ def test_a_ring_that_is_none_any_more_is_read_at_once_and_refused(loop: Looked, 
         file.truncate(100)
     assert loop.wanted(5_000)
     assert (ring_id(writer),) == loop.take(5_000).vanished
-    writer.closed = True  # its map has no file behind it any more
+    writer.detach()  # its map has no file behind it any more
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import laxity
-from laxity.ring import HEAD_OFFSET, HEADER_SIZE, Ring, start_ticks
+from laxity.records import HEAD_OFFSET, HEADER_SIZE
+from laxity.ring import Ring, start_ticks
 from laxity.tasks import Task
 from services.monitor.rings import (
     RingCorruptError,

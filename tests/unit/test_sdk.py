@@ -1,6 +1,7 @@
 """The SDK as an application sees it: what it takes, what it refuses, what it writes into its ring."""
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import laxity
-from laxity import ring, tasks
+from laxity import records, ring, tasks
 from services.monitor import rings
 from services.monitor.rings import RingRead, RingReader
 from tests.ring_columns import column, named
@@ -34,9 +35,11 @@ def taken(directory: Path) -> RingRead:
     (path,) = directory.glob("ring-*.ring")
     reader = RingReader.open(path)
     try:
-        return reader.read()
+        read = reader.read()
     finally:
         reader.close()
+    assert (0, read.head) == (read.lost, read.taken)  # or one of them was no record
+    return read
 
 
 def rows(directory: Path) -> list[tuple[str, int, int, bool]]:
@@ -48,13 +51,13 @@ def rows(directory: Path) -> list[tuple[str, int, int, bool]]:
 def test_sdk_and_monitor_agree_on_the_format() -> None:
     assert rings.HEADER.size == ring._HEADER.size
     assert rings.RECORD.size == ring.RECORD_SIZE
-    written = ring.pack_record.__self__.format.lstrip("@")
+    written = records.pack_record.__self__.format.lstrip("@")
     assert rings.RECORD.format.lstrip("<") == written.replace("24s", f"BB{ring.NAME_SIZE}s")
     assert (rings.MAGIC, rings.VERSION, rings.HEADER_SIZE, rings.HEAD_OFFSET, rings.BEGIN, rings.END) == (
         ring.MAGIC,
         ring.VERSION,
         ring.HEADER_SIZE,
-        ring.HEAD_OFFSET,
+        records.HEAD_OFFSET,
         ring.BEGIN,
         ring.END,
     )
@@ -334,6 +337,7 @@ def test_a_task_that_was_open_at_a_fork_is_not_open_in_the_child(ring_directory:
     assert [[1], [1, 2]] == written
 
 
+@pytest.mark.skipif(laxity.COMPILED, reason="compiled, no other code runs within a write")
 def test_a_write_from_within_a_write_keeps_every_record(tmp_path: Path) -> None:
     """As a signal handler or a finalizer does it: in the same thread, while the lock is held."""
     written = ring.Ring(str(tmp_path), 16)
@@ -358,3 +362,62 @@ def test_a_write_from_within_a_write_keeps_every_record(tmp_path: Path) -> None:
     expected = [("outer", 1, 1, False), ("inner", 1, 2, False), ("inner", 2, 2, False), ("outer", 2, 1, False)]
     assert expected == rows(tmp_path)
     written.close()
+
+
+@pytest.mark.parametrize("wrong", [("infer", 10), (), ("infer", "infer")])
+def test_a_task_is_named_by_its_first_word_and_the_rest_by_theirs(no_ring: None, wrong: tuple[object, ...]) -> None:
+    for verb in (laxity.task, laxity.begin):
+        with pytest.raises(TypeError):
+            verb(*wrong)  # type: ignore[arg-type]
+    assert ["name", "deadline_us", "gate"] == list(inspect.signature(laxity.task).parameters)
+
+
+def test_words_that_come_in_any_way_are_the_same_words(ring_directory: Path) -> None:
+    """Those that are not the usual ones, also once the usual ones are known."""
+
+    class Name(str):
+        __slots__ = ()
+
+    for _ in range(3):
+        laxity.begin("infer", deadline_us=10).end()
+    laxity.begin(Name("infer"), **{"deadline" + "_us": 11}, gate=False)
+    laxity.begin(name="infer", deadline_us=12, gate=None)
+    laxity.begin("other", deadline_us=13)
+    assert [10] * 6 + [11, 12, 13] == column(taken(ring_directory), "deadline_us")
+    assert ["infer"] * 8 + ["other"] == column(taken(ring_directory), "name")
+
+
+def test_a_task_without_a_deadline_takes_the_environments_each_time(
+    ring_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAXITY_DEADLINE_US", "1234")
+    for _ in range(4):
+        laxity.begin("infer")
+        laxity.begin("infer", deadline_us=None)
+        laxity.begin("infer", deadline_us=7)
+    assert [1234, 1234, 7] * 4 == column(taken(ring_directory), "deadline_us")
+
+
+def test_only_what_fits_is_written_and_only_into_a_ring(tmp_path: Path) -> None:
+    if not laxity.COMPILED:
+        pytest.skip("Python finds it out when it writes")
+    task = laxity.task("infer", deadline_us=10)
+    for wrong in (tmp_path, bytearray(8192)):
+        with pytest.raises(TypeError, match="ring: allowed: a Ring or None"):
+            task.ring = wrong  # type: ignore[assignment]
+    writer = records.Writer()
+    for size in (0, 4096, 4096 + 3 * 64):
+        with pytest.raises(ValueError, match="map: allowed: a header and a power of two of records"):
+            writer.attach(bytearray(size))  # type: ignore[arg-type]
+    writer.attach(bytearray(4096 + 16 * 64))  # type: ignore[arg-type]
+    task.ring = writer
+    assert 1 == task.__enter__().seq
+    writer.detach()
+    task.end()
+    assert (0, 1) == (task.seq, writer.written)
+    writer.attach(bytearray(4096 + 16 * 64))  # type: ignore[arg-type]
+    for words in (None, (), (b"",) * 3, ("x" * 24,) * 3):
+        task.words = words  # type: ignore[assignment]
+        with pytest.raises(TypeError, match="words: allowed: three times 24 bytes"):
+            task.__enter__()
+    assert (0, 0) == (task.seq, writer.written)

@@ -8,6 +8,9 @@ Without ``LAXITY_RING_DIR`` in the environment all of this does nothing and cost
 """
 
 from laxity.gate import GateError
-from laxity.tasks import MAX_DEADLINE_US, begin, enabled, task
+from laxity.records import COMPILED
+from laxity.tasks import MAX_DEADLINE_US, enabled
+from laxity.tasks import quick_begin as begin
+from laxity.tasks import quick_task as task
 
-__all__ = ["MAX_DEADLINE_US", "GateError", "begin", "enabled", "task"]
+__all__ = ["COMPILED", "MAX_DEADLINE_US", "GateError", "begin", "enabled", "task"]

@@ -1,31 +1,26 @@
-"""One ring file: its layout, its making and its lock; what is written into it, and when, is `laxity.tasks`.
+"""One ring file: its header, its making and its lock; how records come into it is `laxity.records`.
 
 The format is described byte by byte in docs/ring-format.md.
 """
 
 import fcntl
-import itertools
 import mmap
 import os
 import struct
-import threading
 from pathlib import Path
 from time import monotonic_ns
 
+from laxity.records import HEADER_SIZE, RECORD_SIZE, Writer
+
 MAGIC = b"LAXRING\0"
 VERSION = 1
-HEADER_SIZE = 4096
-RECORD_SIZE = 64
-HEAD_OFFSET = 128
 NAME_SIZE = 22
 BEGIN, END = 1, 2
 OK, FAILED = 0, 1
 
 MIN_RECORDS, DEFAULT_RECORDS, MAX_RECORDS = 16, 4096, 1 << 20
 
-# Native layout ("@"): on a little-endian machine it equals the documented one, and it is twice as fast.
 _HEADER = struct.Struct("@8sIIII16s16sIIQQ")
-pack_record = struct.Struct("@QQQQ24sQ").pack_into  # kind, status and name as one, made once for each name: `words_of`
 
 
 def boot_id() -> bytes:
@@ -46,17 +41,10 @@ def words_of(name: bytes) -> tuple[bytes, bytes, bytes]:
     return bytes((BEGIN, OK)) + padded, bytes((END, OK)) + padded, bytes((END, FAILED)) + padded
 
 
-class Ring:
-    """The one ring of this process, locked while the process lives.
+class Ring(Writer):
+    """The one ring of this process, locked while the process lives."""
 
-    Whoever writes a record holds the lock (`acquire`, `release`) while it takes `next(places)`, the sequence and the
-    offset of the next record, fills that in, and stores the sequence in `head[0]`: one aligned store of 8 bytes, as
-    `pack_into` would first write zeros. The lock is re-entrant because a signal handler or a finalizer may write a
-    record while its own thread is writing one; `written` is what such a one has stored, so that the head never goes
-    back.
-    """
-
-    __slots__ = ("_descriptor", "acquire", "closed", "head", "map", "path", "places", "release", "written")
+    __slots__ = ("_descriptor", "map", "path")
 
     def __init__(self, directory: str, records: int = DEFAULT_RECORDS) -> None:
         """Create the file, complete before it has its name; OSError if the directory does not let us."""
@@ -71,18 +59,11 @@ class Ring:
             os.close(self._descriptor)
             temporary.unlink()
             raise
-        self.head = memoryview(self.map)[HEAD_OFFSET : HEAD_OFFSET + 8].cast("Q")
-        self.written = 0
-        slots = range(HEADER_SIZE, len(self.map), RECORD_SIZE)
-        self.places = zip(itertools.count(1), itertools.chain.from_iterable(itertools.repeat(slots)))
-        lock = threading.RLock()
-        self.acquire, self.release = lock.acquire, lock.release
-        self.closed = False
+        self.attach(self.map)
 
     def close(self) -> None:
         """Let go of the file without touching it: its lock stays with the process that made it."""
-        self.closed = True
-        self.head.release()
+        self.detach()
         self.map.close()
         os.close(self._descriptor)
 

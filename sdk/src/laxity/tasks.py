@@ -7,14 +7,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from time import monotonic_ns
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from laxity import gate as gates
-from laxity.ring import DEFAULT_RECORDS, MAX_RECORDS, MIN_RECORDS, NAME_SIZE, Ring, pack_record, words_of
+from laxity.records import Mark, know, quick
+from laxity.ring import DEFAULT_RECORDS, MAX_RECORDS, MIN_RECORDS, NAME_SIZE, Ring, words_of
 
 MAX_DEADLINE_US = 86_400_000_000
-_ALREADY_OPEN = "this laxity.task is already open: make one for each with statement"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,81 +30,17 @@ _default_deadline_us: int | None = None
 _default: "type[Task] | None" = None
 
 
-class Task:
+class Task(Mark):
     """One task around a `with` body, or one per call of the function that it decorates; made by `task`, `begin`.
 
     One object serves one `with` at a time (RuntimeError otherwise); as a decorator it has no such limit. `seq` is the
     sequence of its begin, 0 unless it is open.
-
-    What is done for each record stands in `__enter__` and `__exit__` at full length, since every call would be felt.
-    The lock is taken inside the `try`, as a signal may raise as soon as it is held, and by local names, which cost half
-    of a `with`.
     """
 
-    __slots__ = ("deadline_us", "ring", "seq", "words")
+    __slots__ = ()
 
-    deadline_us: int
-    ring: Ring | None
-    seq: int
-    words: tuple[bytes, bytes, bytes]
-
-    def __enter__(self) -> Self:
-        """Write a begin, stamped as late as possible."""
-        ring = self.ring
-        if ring is None or ring.closed:  # made before there was a ring, or before a fork
-            if self.seq:
-                raise RuntimeError(_ALREADY_OPEN)
-            ring = self.ring = _ring if _opened else _open()
-            if ring is None:
-                self.seq = 1
-                return self
-        acquire, release = ring.acquire, ring.release
-        try:
-            acquire()
-            if self.seq:
-                raise RuntimeError(_ALREADY_OPEN)
-            seq, at = next(ring.places)
-            pack_record(ring.map, at, seq, monotonic_ns(), seq, self.deadline_us, self.words[0], seq)
-            if seq > ring.written:
-                ring.written = ring.head[0] = seq
-            self.seq = seq
-        finally:
-            try:  # noqa: SIM105 - suppress() costs a call on the hot path
-                release()
-            except RuntimeError:
-                pass  # a signal raised while we waited for the lock: it is not ours
-        return self
-
-    def __exit__(self, failed: object, error: object = None, trace: object = None) -> None:
-        """Write the end of an open task, stamped before anything is waited for; nothing if it is not open."""
-        stamp_ns = monotonic_ns()
-        ring = self.ring
-        if ring is None or ring.closed:
-            self.seq = 0
-            return
-        acquire, release = ring.acquire, ring.release
-        try:
-            acquire()
-            begun = self.seq
-            if begun:
-                self.seq = 0
-                seq, at = next(ring.places)
-                pack_record(ring.map, at, seq, stamp_ns, begun, self.deadline_us, self.words[2 if failed else 1], seq)
-                if seq > ring.written:
-                    ring.written = ring.head[0] = seq
-        finally:
-            try:  # noqa: SIM105 - as above
-                release()
-            except RuntimeError:
-                pass
-
-    def end(self, *, failed: bool = False) -> None:
-        """End the task now, `failed` if it gave no result.
-
-        May be called from any thread and any number of times; the first counts. In a forked child nothing
-        is written: the task is its parent's.
-        """
-        Task.__exit__(self, failed)
+    def _process_ring(self) -> Ring | None:
+        return _ring if _opened else _open()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate a function or a coroutine function; TypeError for generators, whose calls do no work."""
@@ -182,6 +117,8 @@ def task(name: str, *, deadline_us: int | None = None, gate: bool | None = None)
     made.deadline_us = deadline_us
     made.seq = 0
     made.ring = _ring
+    if _opened and _default is Task:
+        know(Task, _ring, _default_deadline_us or 0)
     return made
 
 
@@ -287,8 +224,10 @@ def _forget() -> None:
     inherited, _ring, _opened, _making = _ring, None, False, False
     _opening = threading.RLock()  # another thread of the parent may have held it at the fork
     _default_deadline_us = _default = None
+    know(None, None, 0)
     if inherited is not None:
         inherited.close()
 
 
 os.register_at_fork(after_in_child=_forget)
+quick_task, quick_begin = quick(_names, task, begin)
