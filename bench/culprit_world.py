@@ -9,7 +9,7 @@ from bench.shared_devices import declared
 from services.deadline_tracker.core import Core
 from services.deadline_tracker.shares import Shares
 from services.deadline_tracker.suspects import Rest
-from services.monitor.batches import Piles
+from services.monitor.batches import Pile
 from services.monitor.open_tasks import BEGIN, END, OpenTasks, RingRows, Row
 from shared.admission import Sharing
 from shared.effects import (
@@ -99,11 +99,11 @@ class World:
         rows: dict[str, list[Row]] = {name: [] for name in self._rings}
         for event in self.device.advance(now_us):
             rows[event.job.container].append(self._row(event.job, event.what, event.at_us))
-        piles, due = Piles(), now_us % TICK_US == 0
+        pile, due = Pile(), now_us % TICK_US == 0
         for name, own in rows.items():  # one that has nothing to tell may still have become overdue
             ring, head = self._rings[name], self._seqs[name]
-            piles.add(ring.info, ring.take(RingRows(ring.info, tuple(own), taken=head, head=head), now_us), 0)
-        for pile in piles.take() if piles or due else ():
+            pile.add(ring.info, ring.take(RingRows(ring.info, tuple(own), taken=head, head=head), now_us), 0)
+        for fields in pile.take() if pile or due else ():
             self._batches += 1
             batch = TaskBatch(
                 node=NODE,
@@ -112,7 +112,7 @@ class World:
                 boot_id="b",
                 at_us=now_us,
                 watermark_us=now_us,
-                **pile.fields(),
+                **fields,
             )
             self._do(Received(f"rt.events.task.{NODE}", batch, seq=self._batches))
         if due:

@@ -9,15 +9,16 @@ import time
 from pathlib import Path
 
 from bench.core_time import filler
-from bench.gate import MARGIN_US, SET, Span, Trace, contain, gate, run
+from bench.gate import SET, Span, Trace, contain, gate, run
 
 TIGHT, MIDDLE, _ = SET
-MS = 1_000_000
-DUE_NS, LIMIT_NS = TIGHT.deadline_us * 1_000, (TIGHT.runtime_us + MARGIN_US) * 1_000
+TENTH = TIGHT.deadline_us * 100
+"""Of its deadline, in nanoseconds: two fifths of a turn."""
 
 
-def span(begin_ms: float, in_ms: float, out_ms: float, taken_ms: tuple[float, float, float], **more: int) -> Span:
-    stamps = [int(at * MS) for at in (begin_ms, in_ms, out_ms, *taken_ms)]
+def span(begin: float, into: float, out: float, taken: tuple[float, float, float], **more: int) -> Span:
+    """In tenths of its deadline."""
+    stamps = [int(at * TENTH) for at in (begin, into, out, *taken)]
     return Span(TIGHT, *stamps, **more)
 
 
@@ -27,19 +28,19 @@ def test_a_miss_is_the_hosts_if_others_took_as_much_as_it_was_late() -> None:
 
 
 def test_what_others_took_of_the_turns_before_counts_and_what_they_took_before_it_was_idle_does_not() -> None:
-    before = Span(MIDDLE, 0, 0, 8 * MS, 0, 0, 4 * MS)
+    before = Span(MIDDLE, 0, 0, 8 * TENTH, 0, 0, 4 * TENTH)
     assert [] == Trace([before, span(2, 8, 15, (1, 4, 4))]).unexplained()
     assert [1] == Trace([before, span(9, 13, 22, (4, 4, 4))]).unexplained()
 
 
 def test_a_gate_that_sleeps_or_computes_between_two_turns_is_not_the_host() -> None:
-    before = Span(MIDDLE, 0, 0, 4 * MS, 0, 0, 0)
+    before = Span(MIDDLE, 0, 0, 4 * TENTH, 0, 0, 0)
     assert [1] == Trace([before, span(0, 12, 16, (0, 0, 0))]).unexplained()
 
 
 def test_a_wait_for_an_overrun_is_explained_only_where_others_caused_that() -> None:
     """The same wait after the same turn: once others took the time, once the gate was slow to hear that it was over."""
-    held = {"until_ns": 32 * MS, "held_ns": 8 * MS}
+    held = {"until_ns": 32 * TENTH, "held_ns": 8 * TENTH}
     after = span(16, 32, 36, (4, 4, 4), **held)
     assert [] == Trace([span(0, 0, 8, (0, 0, 4)), after]).unexplained()
     assert [1] == Trace([span(0, 0, 4, (0, 0, 0)), span(16, 32, 36, (0, 0, 0), **held)]).unexplained()
