@@ -171,7 +171,7 @@ class Runtime:
             self.state = "stopped"
             self._say_ready()
             if hasattr(self, "bus"):
-                await _within(shutdown.CLOSE_US, self.bus.close())
+                await shutdown.within(shutdown.CLOSE_US, self.bus.close())
             if self.exposition is not None:
                 await self.exposition.close()
             self.log.info("stopped", counters=dict(self.counters))
@@ -277,9 +277,9 @@ class Runtime:
         self.log.info("draining")
         for task in self._until_drain:
             task.cancel()
-        await _within(shutdown.INTAKE_US, self._take_no_more())
-        await _within(shutdown.SLOW_US, self._slow_done())
-        await _within(shutdown.OUTBOX_US, self._outbox.emptied())
+        await shutdown.within(shutdown.INTAKE_US, self._take_no_more())
+        await shutdown.within(shutdown.SLOW_US, self._slow_done())
+        await shutdown.within(shutdown.OUTBOX_US, self._outbox.emptied())
 
     async def _take_no_more(self) -> None:
         await asyncio.gather(*(listening.drain() for listening in self._taking))
@@ -446,16 +446,6 @@ class Runtime:
 
     def _say_ready(self) -> None:
         self._ready_file.say(self.state == "ready" and not self._trouble)
-
-
-async def _within(limit_us: int, work: Awaitable[object]) -> bool:
-    """Wait for ``work``, but not longer; says whether it was done."""
-    try:
-        async with asyncio.timeout(limit_us / 1_000_000):
-            await work
-    except TimeoutError:
-        return False
-    return True
 
 
 @contextlib.contextmanager

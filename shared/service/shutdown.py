@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
+
 SECOND_US = 1_000_000
 
 INTAKE_US = 1 * SECOND_US
@@ -20,3 +23,13 @@ GIVE_UP_US = 9 * SECOND_US
 """When the process ends itself, whatever is stuck."""
 HARD_KILL_US = 10 * SECOND_US
 """When a supervisor (Docker's default, ours) kills."""
+
+
+async def within(limit_us: int, work: Awaitable[object]) -> bool:
+    """Wait for ``work``, but not longer; says whether it was done."""
+    try:
+        async with asyncio.timeout(limit_us / 1_000_000):
+            await work
+    except TimeoutError:
+        return False
+    return True
