@@ -41,17 +41,16 @@ class Pile:
 
     def take(self) -> list[dict[str, Any]]:
         """Everything, as what it adds to each of as many TaskBatches as it needs; nothing is left."""
-        pieces, self._pieces, self.rows = self._pieces, [], 0
-        return [_fields(pieces)] if _fits(pieces) else [_fields(part) for part in _parts(pieces)]
+        pieces, count, self._pieces, self.rows = self._pieces, self.rows, [], 0
+        return [_fields(pieces)] if _fits(pieces, count) else [_fields(part) for part in _parts(pieces)]
 
 
-def _fits(pieces: Sequence[_Piece]) -> bool:
-    """Whether one batch can carry them."""
-    rows = sum([len(rows) for _, rows, _ in pieces])
+def _fits(pieces: Sequence[_Piece], count: int) -> bool:
+    """Whether one batch can carry them, ``count`` rows in all."""
     return (
-        rows <= MAX_ROWS
+        count <= MAX_ROWS
         and (len(pieces) <= MAX_RINGS or len({info.ring for info, _, _ in pieces}) <= MAX_RINGS)
-        and (rows <= MAX_NAMES or len({_NAME(row) for _, rows, _ in pieces for row in rows}) <= MAX_NAMES)
+        and (count <= MAX_NAMES or len({_NAME(row) for _, rows, _ in pieces for row in rows}) <= MAX_NAMES)
     )
 
 

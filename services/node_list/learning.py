@@ -6,7 +6,7 @@ adds to it: each write is a profile with its expected revision, and the lease.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
@@ -132,7 +132,7 @@ class Learning:
 
     def heard(self, view: NodeView, records: Iterable[ContainerRecord]) -> None:
         """The tracker's records of a node: what is new in them is learned beside those who were there all the time."""
-        there = on_devices(view.residents)
+        there = on_devices(view)
         before, now, fresh = self._seen.get(view.name, {}), dict[Which, Seen](), dict[Which, Sequence[int | None]]()
         for record, of in _named(records):
             if of not in there:
@@ -255,13 +255,9 @@ class Learning:
 # --------------------------------------------------------------------------------------- who is beside whom
 
 
-def on_devices(residents: Iterable[Reservation]) -> dict[Which, OnDevice]:
-    """Each of them with those who hold some of its devices, too."""
-    held = defaultdict[str, list[Reservation]](list)
-    for each in residents:
-        for uuid in each.devices:
-            held[uuid].append(each)
-    return {each.which: _on_device(each, held) for each in residents if each.devices}
+def on_devices(view: NodeView) -> dict[Which, OnDevice]:
+    """Each resident with those who hold some of its devices, too."""
+    return {each.which: _on_device(each, view.on_device) for each in view.residents if each.devices}
 
 
 def _on_device(own: Reservation, held: Mapping[str, Sequence[Reservation]]) -> OnDevice:

@@ -67,7 +67,9 @@ class NodeView:
     facts: NodeFacts | None = None
     """As published last, or as found in rt_nodes."""
     residents: tuple[Reservation, ...] = ()
-    """Set by ``holds`` alone."""
+    """Set by ``holds`` alone, with the next."""
+    on_device: Mapping[str, Sequence[Reservation]] = field(default_factory=dict)
+    """The same by uuid of the device."""
     warned: dict[Which, bool] = field(default_factory=dict)
     judged: dict[Which, int] = field(default_factory=dict)
     standings: dict[str, dict[str, ClassStanding]] = field(default_factory=dict)
@@ -86,8 +88,6 @@ class NodeView:
     dirty: bool = False
     _read: tuple[object, ...] | None = None
     """What is read here of ``metrics``."""
-    _on_device: Mapping[str, Sequence[Reservation]] = field(default_factory=dict)
-    """``residents`` by uuid of the device."""
 
     # --- what comes in ---
 
@@ -185,11 +185,11 @@ class NodeView:
 
     def holds(self, residents: tuple[Reservation, ...]) -> set[str]:
         """Takes the node's reservations; the devices on which they are not as before."""
-        before, now = self._on_device, defaultdict[str, list[Reservation]](list)
+        before, now = self.on_device, defaultdict[str, list[Reservation]](list)
         for each in residents:
             for uuid in each.devices:
                 now[uuid].append(each)
-        self.residents, self._on_device = residents, now
+        self.residents, self.on_device = residents, now
         return {uuid for uuid in before.keys() | now.keys() if before.get(uuid) != now.get(uuid)}
 
     def judge_devices(
@@ -213,7 +213,7 @@ class NodeView:
             return excluded(f"device not healthy: {device.reason}")
         if holder := device.plugin_holder or self._claim_holder(device):
             return excluded(f"given to {holder}")
-        residents = self._on_device.get(device.uuid, [])
+        residents = self.on_device.get(device.uuid, [])
         at_risk = [r.request_id for r in residents if self.warned.get(r.which)]
         foreign = self._foreign(device, policy)
         standing = judge(device, wanted, residents, at_risk, foreign, policy.tight_ratio)
