@@ -1,7 +1,8 @@
 """The lists as rt_nodes says them, one per class, and what each write changes in them, numbered; no I/O.
 
 A list follows from the facts in rt_nodes alone, so all instances have the same. The change of each list is worked out
-before the write that makes it and goes into it, against the key's revision: what was written was numbered once.
+before the write that makes it and goes into it, in a record: what was written was numbered once. A write of one node
+has the record inside its key, any other in the lists' own key; the newest counts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from shared.messages import ClassStanding, DeviceFacts, ListChange, ListDelta, L
 
 MOST_UNSAID = 500
 """Devices' changes kept until they are heard, since each write carries them: whoever misses others reads again."""
+MOST_INSIDE = 50
+"""Devices' changes in a node's key, since others who read it have to skip them (about 10 KiB)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,10 @@ class Plan:
     record: ListsRecord
     deltas: tuple[ListDelta, ...]
 
+    @property
+    def fits_a_node(self) -> bool:
+        return sum(len(delta.changes) for delta in self.record.unsaid) <= MOST_INSIDE
+
 
 class Lists:
     """``foreign``: somebody else changed rt_nodes, which no message tells. A revision is left out, so that whoever
@@ -43,7 +50,8 @@ class Lists:
         self.devices: dict[str, dict[str, DeviceFacts]] = {}
         """Per node, per uuid."""
         self.record: ListsRecord | None = None
-        self.key_revision = 0
+        self.record_revision = self.key_revision = 0
+        """Of the key that has the record, and of the lists' own, which may have an older one."""
         self.foreign = False
         self._revisions: dict[str, int] = {}
         self._partly: dict[str, NodeFacts | None] = {}
@@ -60,11 +68,21 @@ class Lists:
         self._revisions[node], self._partly[node] = revision, facts
         return True
 
-    def found_record(self, record: ListsRecord | None, revision: int) -> None:
+    def found_key(self, record: ListsRecord | None, revision: int) -> None:
         """The watch brings the lists' own key, which a write has behind those of its nodes."""
+        self.key_revision = max(revision, self.key_revision)
+        self.found_record(record, revision)
+
+    def found_record(self, record: ListsRecord | None, revision: int) -> None:
+        """The watch brings a record, be it in a node's key: it is the last of its write."""
         self.whole()
-        if revision > self.key_revision or record is None:
-            self.record, self.key_revision = record, revision
+        if revision > self.record_revision:
+            self.record, self.record_revision = record, revision
+
+    def lost(self) -> None:
+        """A replay of rt_nodes did not name the lists' own key, which is there once there is a record."""
+        self.whole()
+        self.record, self.record_revision, self.key_revision = None, 0, 0
 
     def whole(self) -> None:
         """The watch has brought all of a write."""
@@ -85,13 +103,12 @@ class Lists:
             self._revisions[node] = revision
             self._put(node, facts)
 
-    def written_record(self, plan: Plan | None, revision: int) -> None:
-        """The lists' own key was written, as planned or as it was; the same holds."""
-        if revision < self.key_revision:
-            return
-        self.key_revision = revision
-        if plan is not None:
-            self.record, self.foreign = plan.record, False
+    def written_record(self, plan: Plan, revision: int, *, inside: bool) -> None:
+        """A record was written as planned, inside a node's key or as the lists' own; the same holds."""
+        if revision >= self.record_revision:
+            self.record, self.record_revision, self.foreign = plan.record, revision, False
+        if not inside:
+            self.key_revision = max(revision, self.key_revision)
 
     def _put(self, node: str, facts: NodeFacts | None) -> None:
         for wanted, ranking in self.rankings.items():
@@ -118,10 +135,13 @@ class Lists:
     # --- as a write will make it ---
 
     def plan(self, writes: Mapping[str, NodeFacts], at_us: int, new_id: str) -> Plan | None:
-        """What the key and the messages say of it; None where no list changes. ``new_id`` names a new numbering."""
+        """What the record and the messages say of it; None where there is none. ``new_id`` names a new numbering.
+
+        The record goes into each write of a node, whose key may have the one that counted so far.
+        """
         start_id = self.record.start_id if self.record else new_id
         deltas = tuple(self._deltas(writes, at_us, start_id))
-        if not deltas:
+        if not deltas and not (writes and self.record):
             return None
         known = self.record.revisions if self.record else {}
         revisions = known | {delta.deadline_class: delta.revision for delta in deltas}

@@ -34,6 +34,8 @@ OPERATION = "KV-Operation"
 MARKER = "Nats-Marker-Reason"
 """Set by the server on a marker that it places itself, when a key's time has run out."""
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+_EXPECTED_OF = "Nats-Expected-Last-Subject-Sequence-Subject"
+"""The subject whose last message is meant, where it is not the one that is written."""
 
 
 def value_of(msg: StoredMsg) -> bytes | None:
@@ -54,12 +56,15 @@ class Commits:
         """Write all or nothing. Every end is a value; an unknown outcome waits for the server to read the keys."""
         if not 0 < len(writes) <= MOST_KEYS:
             return CommitDone(number, CommitOutcome.REFUSED, detail=f"{len(writes)} keys, allowed: 1 to {MOST_KEYS}")
+        if len(writes) > 1 and (fenced := [write.key for write in writes if write.fence]):
+            detail = f"{fenced[0]} has a fence among {len(writes)} keys, allowed: where it is the only one"
+            return CommitDone(number, CommitOutcome.REFUSED, detail=detail)
         try:
             stored = await self._with_retries(bucket, writes)
         except (ApiError, TooLargeError) as error:
             return await self._refused(bucket, shown, writes, number, error)
         except BusError as error:
-            current = await self.read(bucket, shown, [write.key for write in writes])
+            current = await self.read(bucket, shown, _keys(writes))
             return CommitDone(number, CommitOutcome.UNKNOWN, current=current, detail=str(error))
         first = stored.seq - len(writes) + 1
         revisions = {write.key: first + index for index, write in enumerate(writes)}
@@ -70,7 +75,7 @@ class Commits:
     ) -> CommitDone:
         if isinstance(error, TooLargeError) or end_of(error) == CommitOutcome.REFUSED:
             return CommitDone(number, CommitOutcome.REFUSED, detail=str(error))
-        current = await self.read(bucket, shown, [write.key for write in writes])
+        current = await self.read(bucket, shown, _keys(writes))
         return CommitDone(number, CommitOutcome.CONFLICT, current=current, detail=str(error))
 
     async def _with_retries(self, bucket: str, writes: Sequence[Write]) -> Stored:
@@ -90,10 +95,12 @@ class Commits:
         raise AssertionError("the last try returns or raises")
 
     async def _once(self, bucket: str, writes: Sequence[Write]) -> Stored:
+        prefix = f"$KV.{bucket}."
         if len(writes) == 1:
             (write,) = writes
-            return await self._js.store(f"$KV.{bucket}.{write.key}", write.value or b"", headers_of(write))
-        return await self._batch(f"$KV.{bucket}.", writes)
+            headers = headers_of(write) | ({_EXPECTED_OF: prefix + write.fence} if write.fence else {})
+            return await self._js.store(prefix + write.key, write.value or b"", headers)
+        return await self._batch(prefix, writes)
 
     async def _batch(self, prefix: str, writes: Sequence[Write]) -> Stored:
         connection = self._js.connection
@@ -150,6 +157,11 @@ def end_of(error: ApiError) -> CommitOutcome:
     """How a commit ends that no further try can help: it is planned again, or never will be taken."""
     again = error.code in CONFLICTS | {ABANDONED, NO_LEADER}
     return CommitOutcome.CONFLICT if again else CommitOutcome.REFUSED
+
+
+def _keys(writes: Sequence[Write]) -> list[str]:
+    """What a commit depends on."""
+    return [key for write in writes for key in (write.key, write.fence) if key]
 
 
 def headers_of(write: Write) -> dict[str, str]:

@@ -37,6 +37,41 @@ async def test_a_stale_key_leaves_all_untouched_and_all_keys_are_read_again(bus:
     )
 
 
+async def test_a_key_with_a_fence_is_written_while_the_other_key_has_the_revision_whatever_its_own_is(bus: Bus) -> None:
+    lease = (await bus.commit(LEDGER, [Write("lease", b"a", 0)])).revisions["lease"]
+    for value in (b"1", b"2"):
+        done = await bus.commit(LEDGER, [Write("node", value, lease, fence="lease")])
+        assert CommitOutcome.WRITTEN == done.outcome
+        assert (value, done.revisions["node"]) == await bus.get(LEDGER, "node")
+
+
+@pytest.mark.parametrize("value", [b"b", None], ids=["taken", "given back"])
+async def test_a_key_with_a_fence_is_refused_once_the_other_key_was_written_and_both_are_read_again(
+    bus: Bus, value: bytes | None
+) -> None:
+    await bus.commit(LEDGER, [Write("lease", b"a", 0)])
+    await bus.commit(LEDGER, [Write("node", b"1", 1, fence="lease")])
+    await bus.commit(LEDGER, [Write("lease", value, 1)])
+    for expected in (0, 1, 2):
+        done = await bus.commit(LEDGER, [Write("node", b"2", expected, fence="lease")])
+        assert (
+            CommitOutcome.CONFLICT,
+            (KeyChanged(LEDGER, "node", b"1", 2), KeyChanged(LEDGER, "lease", value, 3)),
+        ) == (
+            done.outcome,
+            done.current,
+        )
+
+
+async def test_a_fence_of_one_key_among_several_is_refused_by_name(bus: Bus) -> None:
+    done = await bus.commit(LEDGER, [Write("a", b"1", 0), Write("node", b"1", 0, fence="lease")])
+    assert (CommitOutcome.REFUSED, "node has a fence among 2 keys, allowed: where it is the only one") == (
+        done.outcome,
+        done.detail,
+    )
+    assert await bus.get(LEDGER, "a") is None
+
+
 async def test_a_deleted_key_keeps_a_revision_that_the_next_write_must_name(bus: Bus) -> None:
     await bus.commit(LEDGER, [Write("a", b"1", 0)])
     gone = await bus.commit(LEDGER, [Write("a", None, 1), Write("b", b"1", 0)])

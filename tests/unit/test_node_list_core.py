@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterable
 
 import pytest
 
@@ -32,6 +33,7 @@ from shared.messages import (
     Kind,
     Lease,
     ListDelta,
+    ListsRecord,
     Measured,
     NodeDeadlines,
     NodeMetrics,
@@ -39,11 +41,12 @@ from shared.messages import (
     NodesQuery,
     NodeState,
     Realtime,
+    RecordInside,
     Regime,
     Reservation,
     Standing,
 )
-from shared.subjects import DEADLINES, LEDGER, NODES, Subjects, node_key
+from shared.subjects import DEADLINES, LEDGER, LISTS_KEY, NODES, Subjects, node_key
 
 SECOND = 1_000_000
 CLASSES = (ClassTask("interactive", 50_000, 12_000, 50_000), ClassTask("fast", 20_000, 5_000, 20_000))
@@ -78,6 +81,16 @@ def reservation(request: str, uuid: str, runtime_us: int = 12_000, share: int = 
     )
 
 
+def record_in(changes: Iterable[KeyChanged]) -> ListsRecord | None:
+    """The newest record in rt_nodes: in the lists' own key, or in that of a node which was written alone."""
+    for change in sorted(changes, key=lambda change: change.revision, reverse=True):
+        if change.key == LISTS_KEY:
+            return ListsRecord.trusted(change.value or b"")
+        if change.key.startswith("node.") and (inside := RecordInside.trusted(change.value or b"").lists):
+            return inside
+    return None
+
+
 class Harness:
     """One node-list over an honest little rt_nodes, with a clock of its own."""
 
@@ -104,7 +117,10 @@ class Harness:
         for effect in effects:
             match effect:
                 case Commit():
-                    self.tell(self._commit(effect))
+                    done = self._commit(effect)
+                    self.tell(done)
+                    for write in effect.writes if done.revisions else ():
+                        self.tell(KeyChanged(NODES, write.key, write.value, done.revisions[write.key]))
                 case Publish(body=ListDelta() as delta):
                     self.changes.append((effect.event_id, delta))
                 case Publish():
@@ -113,9 +129,10 @@ class Harness:
                     self.replies.append(effect)
 
     def _commit(self, commit: Commit) -> CommitDone:
-        if any(self.bucket.get(w.key, (b"", 0))[1] != w.expected for w in commit.writes):
+        if any(self.bucket.get(w.fence or w.key, (b"", 0))[1] != w.expected for w in commit.writes):
             self.conflicts += 1
-            found = [(w.key, *self.bucket.get(w.key, (None, 0))) for w in commit.writes]
+            keys = [key for w in commit.writes for key in (w.key, w.fence) if key]
+            found = [(key, *self.bucket.get(key, (None, 0))) for key in keys]
             current = tuple(KeyChanged(NODES, key, value, revision) for key, value, revision in found)
             return CommitDone(commit.commit, CommitOutcome.CONFLICT, current=current)
         top = max([revision for _, revision in self.bucket.values()], default=0)
@@ -123,6 +140,12 @@ class Harness:
         for write in commit.writes:
             self.bucket[write.key] = (write.value, revisions[write.key])
         return CommitDone(commit.commit, CommitOutcome.WRITTEN, revisions)
+
+    def record(self) -> ListsRecord:
+        """As rt_nodes has it."""
+        found = record_in(KeyChanged(NODES, key, *at) for key, at in self.bucket.items())
+        assert found is not None
+        return found
 
     def hear_others(self) -> None:
         """What the watch on rt_nodes brings."""
