@@ -9,6 +9,7 @@ import pytest
 from shared.bus import Bus
 from shared.bus.atomic import MOST_KEYS
 from shared.effects import CommitOutcome, KeyChanged, Write
+from shared.settings import ServiceSettings
 from shared.subjects import LEDGER
 from shared.testing.nats_server import NatsServer
 from shared.testing.wait import eventually, until
@@ -61,6 +62,30 @@ async def test_a_key_with_a_fence_is_refused_once_the_other_key_was_written_and_
             done.outcome,
             done.current,
         )
+
+
+async def raced(writer: Bus, successor: Bus, rounds: int = 20) -> list[int]:
+    """A lease is taken while its former holder writes: by how much each of those writes that was taken came before."""
+    (lease,) = (await writer.commit(LEDGER, [Write("lease", b"", 0)])).revisions.values()
+    found = []
+    for turn in range(rounds):
+        fenced = [Write(f"node.{number}", b"%d" % turn, lease, fence="lease") for number in range(8)]
+        writing = [asyncio.create_task(writer.commit(LEDGER, [write])) for write in fenced]
+        taken = await successor.commit(LEDGER, [Write("lease", b"%d" % turn, lease)])
+        while taken.outcome != CommitOutcome.WRITTEN:  # in a cluster also while a fence is on its way
+            taken = await successor.commit(LEDGER, [Write("lease", b"%d" % turn, lease)])
+        writing.append(asyncio.create_task(writer.commit(LEDGER, [fenced[0]])))
+        lease = taken.revisions["lease"]
+        found += [lease - revision for task in writing for revision in (await task).revisions.values()]
+    return found
+
+
+async def test_nothing_with_a_fence_is_written_after_the_other_key(bus: Bus, settings: ServiceSettings) -> None:
+    other = await Bus.connect(settings, "other")
+    before = await raced(bus, other)
+    await other.close()
+    assert before
+    assert min(before) > 0
 
 
 async def test_a_fence_of_one_key_among_several_is_refused_by_name(bus: Bus) -> None:

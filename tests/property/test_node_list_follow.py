@@ -18,7 +18,8 @@ from shared.effects import Commit, CommitDone, CommitOutcome, KeyChanged, Publis
 from shared.lists import Device, Follower, Listed
 from shared.messages import ListDelta, NodeFacts, NodeMetrics, NodeReservations, NodesReply
 from shared.subjects import DEADLINES, LEDGER, NODES, Subjects, node_key
-from tests.unit.test_node_list_core import CLASSES, SECOND, device, record_in, reservation
+from tests.unit.test_node_list_alone import record_in
+from tests.unit.test_node_list_core import CLASSES, SECOND, device, reservation
 
 POLICY = Policy(CLASSES, 3_500_000, 30_000_000, 0.1, 20_000, return_ratio=0.05, return_us=5 * SECOND)
 NAMES = ("n1", "n2", "n3")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable
 
 import pytest
 
@@ -33,7 +32,6 @@ from shared.messages import (
     Kind,
     Lease,
     ListDelta,
-    ListsRecord,
     Measured,
     NodeDeadlines,
     NodeMetrics,
@@ -41,12 +39,11 @@ from shared.messages import (
     NodesQuery,
     NodeState,
     Realtime,
-    RecordInside,
     Regime,
     Reservation,
     Standing,
 )
-from shared.subjects import DEADLINES, LEDGER, LISTS_KEY, NODES, Subjects, node_key
+from shared.subjects import DEADLINES, LEDGER, NODES, Subjects, node_key
 
 SECOND = 1_000_000
 CLASSES = (ClassTask("interactive", 50_000, 12_000, 50_000), ClassTask("fast", 20_000, 5_000, 20_000))
@@ -79,16 +76,6 @@ def reservation(request: str, uuid: str, runtime_us: int = 12_000, share: int = 
         memory_mib=0,
         realtime=Realtime(deadline_us=50_000, period_us=50_000, runtime_us=runtime_us, kind=Kind.HARD, gate=True),
     )
-
-
-def record_in(changes: Iterable[KeyChanged]) -> ListsRecord | None:
-    """The newest record in rt_nodes: in the lists' own key, or in that of a node which was written alone."""
-    for change in sorted(changes, key=lambda change: change.revision, reverse=True):
-        if change.key == LISTS_KEY:
-            return ListsRecord.trusted(change.value or b"")
-        if change.key.startswith("node.") and (inside := RecordInside.trusted(change.value or b"").lists):
-            return inside
-    return None
 
 
 class Harness:
@@ -140,12 +127,6 @@ class Harness:
         for write in commit.writes:
             self.bucket[write.key] = (write.value, revisions[write.key])
         return CommitDone(commit.commit, CommitOutcome.WRITTEN, revisions)
-
-    def record(self) -> ListsRecord:
-        """As rt_nodes has it."""
-        found = record_in(KeyChanged(NODES, key, *at) for key, at in self.bucket.items())
-        assert found is not None
-        return found
 
     def hear_others(self) -> None:
         """What the watch on rt_nodes brings."""
