@@ -244,7 +244,7 @@ class Core:
     def _noted_lease(self) -> None:
         """Whoever has taken it may have written any node since."""
         if not self.lease.ours:
-            self._untold, self._behind = None, 0
+            self._untold, self._behind, self.lists.foreign = None, 0, False
 
     def _by_whom(self, view: NodeView, change: KeyChanged) -> None:
         """While we are the writer, nobody else should write a node."""
@@ -269,12 +269,12 @@ class Core:
             self._replayed_nodes(keys)
 
     def _replayed_nodes(self, keys: frozenset[str]) -> None:
-        self.lists.whole()
         if LEASE not in keys:
             self.lease.absent()
             self._noted_lease()
         if LISTS_KEY not in keys:
             self.lists.lost()
+        self.lists.whole()
 
     # --- time ---
 
@@ -351,7 +351,7 @@ class Core:
 
     def _writes(self, nodes: Mapping[str, NodeFacts], lists: Plan | None) -> Iterator[Write]:
         """The lease alone where there is nothing else."""
-        if lists and self.lists.record and lists.fits_a_node and len(nodes) == 1:
+        if lists and self.lists.newest and lists.fits_a_node and len(nodes) == 1:
             (facts,) = nodes.values()
             yield self._alone(facts, lists.record)
             return
@@ -405,6 +405,7 @@ class Core:
             revision = max(revisions.values()) if inside else revisions[LISTS_KEY]
             self.lists.written_record(written.lists, revision, inside=inside)
             effects += map(self._say_change, written.lists.deltas)
+        self.lists.whole()
         return effects
 
     def _not_written(self, done: CommitDone, written: Writing, now_us: int) -> list[Effect]:
@@ -423,6 +424,7 @@ class Core:
         names = self.nodes if self._untold is None else self._untold
         views = [self.nodes[name] for name in names]
         self._untold, self._behind = set(), 0
+        self.lists.take_over()
         for view in views:
             self._mark(view)
         facts = [view.facts for view in views if view.facts]

@@ -328,6 +328,8 @@ class ListsRecord(Message):
     revisions: dict[str, int]
     """Per class."""
     unsaid: tuple[ListDelta, ...] = ()
+    sums: dict[str, int] = Field(default_factory=dict)
+    """Per class: a checksum of the list, by which who reads rt_nodes knows that it has all that makes it."""
 
 
 class RecordInside(Message):

@@ -160,7 +160,47 @@ def test_the_newest_record_counts_wherever_it_is(reads: bool) -> None:
     it.hold("n1", reservation("q2", "g0"))
     seen = Harness("b", it.bucket) if reads else it
     assert seen.core.lists.record == inside(it).lists
-    assert seen.core.lists.record_revision == it.bucket[N1][1] > it.bucket[node_key("n2")][1] > it.bucket[LISTS_KEY][1]
+    assert seen.core.lists.newest_revision == it.bucket[N1][1] > it.bucket[node_key("n2")][1] > it.bucket[LISTS_KEY][1]
+
+
+def superseded() -> tuple[Harness, Apart]:
+    """A reader of what a writer has written, of which one key was written again before the watch came to it."""
+    it = ready("n1", "n2", "n3")
+    seen = Apart("b", it.bucket)
+    it.hold("n1", reservation("q1", "g0"))
+    it.hold("n2", reservation("q2", "g0"))
+    it.hold("n1", reservation("q1", "g0", runtime_us=30_000))
+    return it, seen
+
+
+def test_what_is_not_all_that_its_record_is_of_waits_until_the_rest_has_come() -> None:
+    it, seen = superseded()
+    before = seen.core.lists.record, dict(seen.core.lists.devices)
+    seen.brought(node_key("n2"))
+    assert before == (seen.core.lists.record, seen.core.lists.devices)
+    seen.brought(N1)
+    assert (seen.core.lists.record, seen.core.lists.devices) == (it.core.lists.record, it.core.lists.devices)
+
+
+def test_a_record_without_sums_of_an_older_node_list_is_taken_as_it_comes() -> None:
+    it, seen = superseded()
+    body = record(it).model_copy(update={"sums": {}}).to_json()
+    it.bucket[LISTS_KEY] = body, it.bucket[N1][1] + 1
+    seen.brought(node_key("n2"), LISTS_KEY)
+    assert seen.core.lists.record == record(it)
+
+
+def test_what_somebody_else_wrote_while_nobody_held_the_lease_leaves_a_revision_out() -> None:
+    it = ready()
+    body = (it.bucket[N1][0] or b"").replace(b"guaranteed", b"tight")
+    it.bucket[N1] = body, max(at for _, at in it.bucket.values()) + 1
+    second = Apart("b", it.bucket)
+    second.beat("n1", device("g0"), times=2)
+    second.wait(TAKEOVER_US, beating=("n1",))
+    second.carry_out()
+    second.brought(LEASE)
+    second.carry_out()
+    assert record(second).revisions == {"interactive": 4, "fast": 4}
 
 
 # ------------------------------------------------------------------------------------ who takes over
