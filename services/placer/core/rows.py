@@ -13,7 +13,7 @@ import numpy as np
 
 from services.placer.core.accounts import Load
 from services.placer.core.capabilities import Capabilities, capabilities_of, needs
-from services.placer.core.cluster import UNKNOWN, Cluster
+from services.placer.core.cluster import RESOURCES, UNKNOWN, Cluster
 from services.placer.core.columns import Array, Bools, Ints
 from services.placer.core.demand import Demand
 from services.placer.core.feasible import Verdicts
@@ -79,6 +79,11 @@ class Ask:
         gpu = self.demand.request.gpu
         codes = [self.cluster.codes.get(("model", model), UNKNOWN) for model in (gpu and gpu.models) or ()]
         return np.array(codes, np.int64)
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """Those of RESOURCES that it asks for."""
+        return RESOURCES if self.demand.count else RESOURCES[:2]
 
     @cached_property
     def taken(self) -> Ints:

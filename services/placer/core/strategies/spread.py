@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.placer.core.strategies.base import Candidates, Ranking
+from services.placer.core.strategies.base import Candidates, Compiled, Ranking
 from services.placer.core.strategies.binpack import FULL_SCORE, weighed
 
 
@@ -22,6 +22,10 @@ class Spread:
     memory: int = 1
     gpu: int = 100
     name: str = "spread"
+
+    def compiled(self, count: int, resources: tuple[str, ...]) -> Compiled | None:  # noqa: ARG002
+        weights = np.array((self.cpu, self.memory, self.gpu), np.int64)
+        return Compiled("spread", (weights,), 3, resources, of_nodes=1)
 
     def rank(self, rows: Candidates) -> Ranking:
         capacity = rows.capacity
