@@ -10,6 +10,7 @@ from setuptools import Extension, setup
 KERNELS = Extension(
     "services.placer.core._kernels",
     ["services/placer/core/_kernels.c"],
+    depends=["services/placer/core/_rankings.h"],
     extra_compile_args=["-O2", "-ffp-contract=off"],
     py_limited_api=True,
     optional=True,

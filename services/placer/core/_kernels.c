@@ -6,151 +6,13 @@
  */
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
-#include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
-
-typedef int64_t i64;
-typedef uint64_t u64;
-
-enum { WHOLE = 1000000, UNKNOWN = -1, MOST_KEYS = 4, MOST_PARTS = 3, MOST_TABLES = 8 };
-enum { MOST_FREE = 2, WHOLE_FREE, ROOM, USED = 6, FIRST_ROW = 9, SLOT = 11, CAPACITY = 13, SHARES = 16 }; /* cluster.py */
+#include "_rankings.h"
 
 /* The arguments of `refresh`, one after the other, and how large an element of each is; then the strategy's tables. */
 enum { ASKED, NODES, HELD, OPEN, SETTLED, LOAD, MEMORY_FREE, MEMORY_CAPACITY, PROMISED, RISK, GROUP, TIE, KNOWN, ADMITTED,
        SLACK, UNPROVEN, OPTIONS, ARRAYS };
 static const char SIZES[ARRAYS] = {8, 8, 8, 1, 1, 8, 8, 8, 8, 8, 8, 8, 1, 1, 8, 1, 8};
-
-typedef struct { /* `Asked` of kernels.py */
-    i64 ranked, keys, of_nodes, parts, count, share, device_memory, need[4], taken[3], promises, deadline_us, no_slack,
-        unproven;
-} Asked;
-
-typedef struct { /* a device that can take the request, or the node for one without gpu */
-    double keys[MOST_KEYS], total, parts[MOST_PARTS];
-    i64 index, place, share, group, alike;
-    u64 tie, first;
-} Row;
-
-typedef struct {
-    const Asked *asked;
-    const i64 *held; /* of the node that is looked at */
-    const i64 *load, *memory_free, *memory_capacity, *promised, *risk, *group, *slack;
-    const u64 *tie;
-    const char *settled, *known, *admitted, *unproven;
-    const Py_buffer *tables;
-    double *options;
-    Py_ssize_t width, size, rows, loads, missed;
-    Row *good;
-    i64 *missing;
-} Work;
-
-static double within(double value) { return value < 0 ? 0 : value > 1 ? 1 : value; }
-static double rounded(double value) { return rint(value * 1e9) / 1e9; }
-static i64 least(i64 a, i64 b) { return a < b ? a : b; }
-static i64 most(i64 a, i64 b) { return a > b ? a : b; }
-
-/* ---------------------------------------------------------------------------------------------- strategies */
-
-static double share_after(const Work *w, const Row *row) {
-    return w->asked->count ? (double)(row->share - w->asked->share) / WHOLE : 0;
-}
-
-static i64 whole_after(const Work *w, const Row *row) {
-    return w->asked->count ? w->held[WHOLE_FREE] - (row->share == WHOLE ? w->asked->count : 0) : 0;
-}
-
-/* binpack.py: `weighed`. The table: weights. */
-static void weighed(const Work *w, Row *node, int packs) {
-    const Asked *asked = w->asked;
-    const i64 *weights = w->tables[0].buf;
-    i64 weight = 0, sum = 0, scores[3];
-    for (i64 r = 0; r < asked->parts; r++) {
-        i64 capacity = w->held[CAPACITY + r], used = w->held[USED + r] + asked->taken[r];
-        scores[r] = (packs ? least(used, capacity) : most(capacity - used, 0)) * 100 / most(capacity, 1) * weights[r];
-        weight += capacity > 0 ? weights[r] : 0;
-        sum += scores[r];
-    }
-    weight = most(weight, 1);
-    node->total = (double)(sum / weight) / 100;
-    for (i64 r = 0; r < asked->parts; r++)
-        node->parts[r] = (double)scores[r] / (double)(weight * 100);
-    node->keys[0] = -node->total;
-}
-
-static void binpack_node(const Work *w, Row *node) { weighed(w, node, 1); }
-
-static void binpack_row(const Work *w, Row *row) {
-    row->keys[1] = share_after(w, row), row->keys[2] = (double)whole_after(w, row);
-}
-
-static void spread_node(const Work *w, Row *node) { weighed(w, node, 0); }
-
-static void spread_row(const Work *w, Row *row) {
-    row->keys[1] = -share_after(w, row), row->keys[2] = -(double)whole_after(w, row);
-}
-
-/* slot.py. The table: the groups, best first. */
-static void slot_node(const Work *w, Row *node) {
-    const i64 *groups = w->tables[0].buf;
-    int last = w->asked->count ? 2 : 1;
-    i64 capacity = w->held[CAPACITY + last], used = w->held[USED + last] + w->asked->taken[last];
-    double order = 0;
-    for (Py_ssize_t place = 0; place < w->tables[0].len / 8; place++)
-        if (groups[place] == w->held[SLOT])
-            order = (double)place;
-    node->total = node->parts[0] = rounded((double)least(used, capacity) / (double)most(capacity, 1));
-    node->keys[0] = 2 * order - node->total;
-}
-
-static void slot_row(const Work *w, Row *row) { row->keys[1] = share_after(w, row); }
-
-/* deadline.py. The table: the weights of standing, slack and fragmentation, and of idle devices. */
-static void deadline_node(const Work *Py_UNUSED(w), Row *Py_UNUSED(node)) {}
-
-static double snug(const Work *w, const Row *row) {
-    if (w->asked->count && w->asked->deadline_us) {
-        i64 slack = w->slack[w->load[row->index]];
-        if (slack != w->asked->no_slack)
-            return 1 - within((double)slack / (double)w->asked->deadline_us);
-    }
-    return !w->asked->count || !w->promised[row->index];
-}
-
-static double left(const Work *w, const Row *row) {
-    double share = share_after(w, row);
-    if (share <= 0 || w->memory_free[row->index] == UNKNOWN)
-        return share > 0 ? share : 0;
-    double free = (double)(w->memory_free[row->index] - w->asked->device_memory);
-    return (share + within(free / (double)most(w->memory_capacity[row->index], 1))) / 2;
-}
-
-static void deadline_row(const Work *w, Row *row) {
-    const double *weights = w->tables[0].buf, idle = weights[3];
-    i64 risk = w->asked->count ? w->risk[row->index] : 0, whole = whole_after(w, row);
-    if (!w->asked->promises)
-        risk = risk > 1 ? 2 : 0;
-    row->parts[0] = weights[0] * (1 - (double)risk / 2);
-    row->parts[1] = weights[1] * snug(w, row);
-    row->parts[2] = weights[2] * ((1 - left(w, row)) * (1 - idle) + idle / (double)(1 + whole));
-    row->total = rounded(within(row->parts[0] + row->parts[1] + row->parts[2]));
-    double *key = row->keys;
-    if (w->asked->count > 1)
-        *key++ = (double)risk, *key++ = -row->total;
-    else
-        *key++ = 2 * (double)risk - row->total;
-    *key = (double)whole;
-}
-
-/* By the numbers in kernels.py. What is said of the node is there when its rows are looked at. */
-static const struct {
-    void (*node)(const Work *, Row *), (*row)(const Work *, Row *);
-} RANKED[] = {
-    {binpack_node, binpack_row},
-    {spread_node, spread_row},
-    {slot_node, slot_row},
-    {deadline_node, deadline_row},
-};
 
 /* ------------------------------------------------------------------------------------------------- options */
 
@@ -202,6 +64,17 @@ static int nearer(const Work *w, const Row *a, const Row *b) {
     return a->first != b->first ? a->first < b->first : before(w, a, b);
 }
 
+static void mean(Row *option, const Row *good, const Asked *asked) {
+    for (i64 device = 1; device < asked->count; device++) {
+        option->total += good[device].total;
+        for (i64 part = 0; part < asked->parts; part++)
+            option->parts[part] += good[device].parts[part];
+    }
+    option->total /= (double)asked->count;
+    for (i64 part = 0; part < asked->parts; part++)
+        option->parts[part] /= (double)asked->count;
+}
+
 /* options.py: `_sets`. */
 static void set(const Work *w, i64 node, i64 found) {
     const Asked *asked = w->asked;
@@ -216,20 +89,12 @@ static void set(const Work *w, i64 node, i64 found) {
     }
     option = good[0];
     i64 split = option.alike < asked->count;
-    for (i64 device = 1; device < asked->count && !asked->of_nodes; device++) {
-        for (i64 key = 0; key < asked->keys; key++)
-            option.keys[key] = fmax(option.keys[key], good[device].keys[key]);
-        option.total += good[device].total;
-        for (i64 part = 0; part < asked->parts; part++)
-            option.parts[part] += good[device].parts[part];
-    }
-    for (i64 device = 1; device < asked->count && asked->of_nodes; device++)
+    for (i64 device = 1; device < asked->count; device++)
         for (i64 key = asked->of_nodes; key < asked->keys; key++)
             option.keys[key] = fmax(option.keys[key], good[device].keys[key]);
-    double parts = asked->of_nodes ? 1 : (double)asked->count;
-    option.total = rounded(option.total / parts);
-    for (i64 part = 0; part < asked->parts; part++)
-        option.parts[part] /= parts;
+    if (!asked->of_nodes)
+        mean(&option, good, asked);
+    option.total = rounded(option.total);
     keep(w, node, &option, good, &split);
 }
 
@@ -255,7 +120,7 @@ static i64 passing(Work *w, const Row *of_node) {
             continue;
         Row *row = &w->good[found];
         *row = *of_node;
-        row->index = index, row->place = place, row->share = share, row->tie = w->tie[index];
+        row->index = index, row->share = share, row->tie = w->tie[index];
         RANKED[asked->ranked].row(w, row);
         if (asked->count > 1 || !found)
             found++;
@@ -314,11 +179,11 @@ static int look(PyObject *const *arrays, Py_ssize_t number, const char *sizes, P
     return 0;
 }
 
-static int wrong(const Py_buffer *v, const Work *w) {
+static int wrong(const Py_buffer *v, const Work *w, Py_ssize_t tables) {
     const Asked *asked = w->asked;
     return v[ASKED].len != sizeof(Asked) || v[HELD].ndim != 2 || v[OPTIONS].ndim != 2 || w->width <= SHARES ||
            asked->ranked < 0 || asked->ranked >= (i64)(sizeof RANKED / sizeof *RANKED) || asked->keys > MOST_KEYS ||
-           asked->parts > MOST_PARTS ||
+           asked->parts > MOST_PARTS || tables != RANKED[asked->ranked].tables ||
            v[OPTIONS].shape[0] != (asked->count > 1) + asked->keys + 1 + asked->parts + asked->count + asked->unproven;
 }
 
@@ -362,18 +227,19 @@ static PyObject *refresh(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ss
         return NULL;
     }
     Work w = work(v);
-    if (wrong(v, &w)) {
+    if (wrong(v, &w, given - ARRAYS)) {
         PyErr_SetString(PyExc_ValueError, "refresh: found arrays of other shapes than the request has");
     } else {
         w.good = malloc(sizeof(Row) * (size_t)(w.width - SHARES));
         w.missing = malloc(sizeof(i64) * (size_t)(v[NODES].shape[0] * (w.width - SHARES) + 1));
-        if (!w.good || !w.missing)
+        w.lines = malloc(3 * (size_t)(given > ARRAYS ? v[ARRAYS].len : 0) + 1);
+        if (!w.good || !w.missing || !w.lines)
             PyErr_NoMemory();
         else if (all(&w, v))
             PyErr_SetString(PyExc_IndexError, "refresh: found a node, a device or a load that is none");
         else
             found = PyBytes_FromStringAndSize((char *)w.missing, w.missed * (Py_ssize_t)sizeof(i64));
-        free(w.good), free(w.missing);
+        free(w.good), free(w.missing), free(w.lines);
     }
     release(v, given);
     return found;

@@ -23,7 +23,7 @@ except ImportError:
 else:
     HERE = True
 
-RANKED: Final = ("binpack", "spread", "slot", "deadline")
+RANKED: Final = ("binpack", "spread", "slot", "deadline", "fgd", "laxity")
 """The strategies by their numbers."""
 
 

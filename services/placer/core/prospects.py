@@ -126,8 +126,7 @@ class Prospects:
 
     @property
     def asked(self) -> Asked:
-        demand = self._demand
-        return Asked(demand.count, demand.share_micro, demand.cpu_milli, demand.memory_mib)
+        return self.ask.asked
 
     @property
     def nodes(self) -> Nodes:

@@ -17,6 +17,7 @@ from services.placer.core.cluster import RESOURCES, UNKNOWN, Cluster
 from services.placer.core.columns import Array, Bools, Ints
 from services.placer.core.demand import Demand
 from services.placer.core.feasible import Verdicts
+from services.placer.core.strategies.nodes import Asked
 from shared.admission import Sharing
 from shared.messages import AllExcept
 
@@ -79,6 +80,12 @@ class Ask:
         gpu = self.demand.request.gpu
         codes = [self.cluster.codes.get(("model", model), UNKNOWN) for model in (gpu and gpu.models) or ()]
         return np.array(codes, np.int64)
+
+    @property
+    def asked(self) -> Asked:
+        """What strategies see of it."""
+        demand = self.demand
+        return Asked(demand.count, demand.share_micro, demand.cpu_milli, demand.memory_mib)
 
     @property
     def resources(self) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ class Table:
 
     def _made(self) -> kernels.Kernel | None:
         ask = self.sieve.ask
-        known = compiled(self._strategy, ask.demand.count, ask.resources) if self._compiled else None
+        known = compiled(self._strategy, ask.asked, ask.resources) if self._compiled else None
         if known is None:
             return None
         self._lay_out(known.keys + (ask.demand.count > 1), known.parts)

@@ -15,6 +15,7 @@ from services.placer.core.strategies.fgd import Fgd
 from services.placer.core.strategies.gpu_clustering import GpuClustering
 from services.placer.core.strategies.gpu_packing import GpuPacking
 from services.placer.core.strategies.laxity import Laxity
+from services.placer.core.strategies.nodes import Asked
 from services.placer.core.strategies.random_choice import Random
 from services.placer.core.strategies.slot import Slot
 from services.placer.core.strategies.spread import Spread
@@ -61,9 +62,9 @@ def slots_of(strategy: Strategy, count: int) -> tuple[int, ...] | None:
     return cast("Grouped", strategy).groups(count) if hasattr(strategy, "groups") else None
 
 
-def compiled(strategy: Strategy, count: int, resources: tuple[str, ...]) -> Compiled | None:
-    """How its ranking is compiled for requests of so many devices, if it is."""
-    return cast("Compilable", strategy).compiled(count, resources) if hasattr(strategy, "compiled") else None
+def compiled(strategy: Strategy, asked: Asked, resources: tuple[str, ...]) -> Compiled | None:
+    """How its ranking is compiled for such requests, if it is."""
+    return cast("Compilable", strategy).compiled(asked, resources) if hasattr(strategy, "compiled") else None
 
 
 __all__ = ["STRATEGIES", "Candidates", "Ranking", "Strategy", "registry", "slots_of", "strategy_named"]

@@ -141,8 +141,8 @@ class Strategy(Protocol):
 class Compilable(Protocol):
     """A strategy that has a kernel; what that says of a row is what `rank` says."""
 
-    def compiled(self, count: int, resources: tuple[str, ...]) -> Compiled | None:
-        """For requests of so many devices; None where its parameters are such that only `rank` serves."""
+    def compiled(self, asked: Asked, resources: tuple[str, ...]) -> Compiled | None:
+        """For such requests; None where its parameters are such that only `rank` serves."""
         ...
 
 

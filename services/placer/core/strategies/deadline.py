@@ -8,6 +8,7 @@ import numpy as np
 
 from services.placer.core.columns import Floats, Ints
 from services.placer.core.strategies.base import Candidates, Compiled, Ranking, summed
+from services.placer.core.strategies.nodes import Asked
 
 _IDLE = 0.1
 """Part of the idle devices in the score: enough to tell nodes apart, too little to break a second device."""
@@ -29,9 +30,9 @@ class Deadline:
     fragmentation: float = 0.1
     name: str = "deadline"
 
-    def compiled(self, count: int, resources: tuple[str, ...]) -> Compiled | None:  # noqa: ARG002
+    def compiled(self, asked: Asked, resources: tuple[str, ...]) -> Compiled | None:  # noqa: ARG002
         weights = np.array((self.standing, self.slack, self.fragmentation, _IDLE))
-        return Compiled("deadline", (weights,), 3 if count > 1 else 2, ("standing", "slack", "fragmentation"))
+        return Compiled("deadline", (weights,), 3 if asked.count > 1 else 2, ("standing", "slack", "fragmentation"))
 
     def rank(self, rows: Candidates) -> Ranking:
         risk = rows.risk

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from services.placer.core.strategies.base import Candidates, Compiled, Ranking
+from services.placer.core.strategies.nodes import Asked
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +40,8 @@ class Slot:
         own = next((size for size in self.sizes if size >= count), None)
         return () if own is None else (own, *(size for size in self.fallback.get(own, ()) if size >= count))
 
-    def compiled(self, count: int, resources: tuple[str, ...]) -> Compiled | None:
-        groups = np.array(self.groups(count) or (), np.int64)
+    def compiled(self, asked: Asked, resources: tuple[str, ...]) -> Compiled | None:
+        groups = np.array(self.groups(asked.count) or (), np.int64)
         return Compiled("slot", (groups,), 2, resources[-1:], of_nodes=1)
 
     def rank(self, rows: Candidates) -> Ranking:

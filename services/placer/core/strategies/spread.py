@@ -8,6 +8,7 @@ import numpy as np
 
 from services.placer.core.strategies.base import Candidates, Compiled, Ranking
 from services.placer.core.strategies.binpack import FULL_SCORE, weighed
+from services.placer.core.strategies.nodes import Asked
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Spread:
     gpu: int = 100
     name: str = "spread"
 
-    def compiled(self, count: int, resources: tuple[str, ...]) -> Compiled | None:  # noqa: ARG002
+    def compiled(self, asked: Asked, resources: tuple[str, ...]) -> Compiled | None:  # noqa: ARG002
         weights = np.array((self.cpu, self.memory, self.gpu), np.int64)
         return Compiled("spread", (weights,), 3, resources, of_nodes=1)
 
