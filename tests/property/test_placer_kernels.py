@@ -66,7 +66,9 @@ def test_every_ranking_has_a_strategy() -> None:
 @given(draws)
 def test_both_decide_the_same_while_a_cluster_changes(draw: Draw) -> None:
     pair = twins(draw.cluster())
-    asked = [draw.request().model_copy(update={"strategy": draw.one(*KERNELS)}) for _ in range(4)]
+    asked = [
+        draw.request().model_copy(update={"strategy": draw.mostly(draw.one(*KERNELS), *STRATEGIES)}) for _ in range(4)
+    ]
     known = expecting(pair[0], [draw.request() for _ in range(9)])
     for number in range(12):
         what, name = draw.one("place", "place", "place", "leave", "node"), f"n{draw.one(0, 1, 2, 3, 4)}"
