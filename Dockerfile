@@ -41,10 +41,10 @@ CMD ["nats-server", "-c", "/etc/nats/nats.conf"]
 # --- what is compiled of the placer, where there is a compiler or one can be had; elsewhere numpy does the same, slower --
 FROM ${BASE_IMAGE} AS kernels
 COPY services/placer/core/_kernels.c services/placer/core/_rankings.h /src/
-# The flags are those of setup.py.
+# As setup.py does.
 RUN mkdir /kernels; command -v cc >/dev/null || \
     { apt-get -q update && apt-get -qy install --no-install-recommends gcc libc6-dev; }; \
-    cc -shared -fPIC -O2 -ffp-contract=off -I"$(python -c 'import sysconfig; print(sysconfig.get_path("include"))')" \
+    cc -shared -fPIC -O3 -ffp-contract=off -I"$(python -c 'import sysconfig; print(sysconfig.get_path("include"))')" \
       -o /kernels/_kernels.abi3.so /src/_kernels.c -lm || echo "no compiler: the placer decides by numpy"
 
 # --- what all others have in common ----------------------------------------------------------------------------------

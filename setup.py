@@ -11,7 +11,7 @@ KERNELS = Extension(
     "services.placer.core._kernels",
     ["services/placer/core/_kernels.c"],
     depends=["services/placer/core/_rankings.h"],
-    extra_compile_args=["-O2", "-ffp-contract=off"],
+    extra_compile_args=["-ffp-contract=off"],
     py_limited_api=True,
     optional=True,
 )

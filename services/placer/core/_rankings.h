@@ -41,6 +41,7 @@ typedef struct {
 } Work;
 
 static double within(double value) { return value < 0 ? 0 : value > 1 ? 1 : value; }
+static double lower(double a, double b) { return a < b ? a : b; }
 static double rounded(double value) { return rint(value * 1e9) / 1e9; }
 static i64 least(i64 a, i64 b) { return a < b ? a : b; }
 static i64 most(i64 a, i64 b) { return a > b ? a : b; }
@@ -198,14 +199,17 @@ static void fgd_row(const Work *w, Row *row) {
 
 /* laxity.py, worth.py. The tables: `_one`, `_of_device`, `_of_whole`, `_needs`, `_weights`; what is taken, what a point
  * is, GPU and CPU of `_snug` and a step; how many steps make 1. */
-static double limit(const Work *w, Py_ssize_t column, i64 cpu, i64 memory) {
+static void limits(const Work *w, i64 cpu, i64 memory, double *found) {
     Py_ssize_t columns = length(&w->tables[0]), models = length(&w->tables[3]) / (2 * columns);
-    const double *needs = w->tables[3].buf;
-    needs += most(least(w->held[MODEL], models - 1), 0) * columns + column;
-    double by_cpu = fmax((double)((w->held[CPU_FREE] - cpu) * 1000000000), 1e-30) / needs[0];
-    double by_memory = fmax((double)((w->held[NODE_MEMORY_FREE] - memory) * 1000000000), 1e-30) / needs[models * columns];
-    double limit = fmin(by_cpu, by_memory);
-    return limit >= ((double *)w->tables[0].buf)[column] ? limit : 0;
+    const double *one = w->tables[0].buf, *of_cpu = w->tables[3].buf, *of_memory;
+    of_cpu += most(least(w->held[MODEL], models - 1), 0) * columns;
+    of_memory = of_cpu + models * columns;
+    double cpu_free = fmax((double)((w->held[CPU_FREE] - cpu) * 1000000000), 1e-30);
+    double memory_free = fmax((double)((w->held[NODE_MEMORY_FREE] - memory) * 1000000000), 1e-30);
+    for (Py_ssize_t column = 0; column < columns; column++) {
+        double limit = lower(cpu_free / of_cpu[column], memory_free / of_memory[column]);
+        found[column] = limit >= one[column] ? limit : 0;
+    }
 }
 
 /* A line of `_of_device` or `_of_whole`. */
@@ -220,13 +224,12 @@ static void gain(const Work *w, Row *row) {
     const i64 *weights = w->tables[4].buf, *numbers = w->tables[5].buf;
     i64 share = row->share, points[3] = {numbers[0], numbers[1], numbers[2]};
     i64 whole = w->held[WHOLE_FREE] - (partial(w) ? share == WHOLE : w->asked->count);
-    const double *of_whole = length(&w->tables[2]) ? offers(w, 2, whole) : NULL;
-    const double *before = offers(w, 1, share / 1000), *after = offers(w, 1, (share - w->asked->share) / 1000);
+    const double *several = length(&w->tables[2]) ? offers(w, 2, whole) : NULL;
+    const double *before = offers(w, 1, partial(w) ? share / 1000 : 0);
+    const double *after = offers(w, 1, partial(w) ? (share - w->asked->share) / 1000 : 0);
     for (Py_ssize_t column = 0; column < columns; column++) {
-        double left = offered[column] + (of_whole ? of_whole[column] : 0);
-        if (partial(w))
-            left += after[column] - before[column];
-        i64 uses = (i64)fmin(left, then[column]) - (i64)used[column];
+        double left = offered[column] + (after[column] - before[column]) + (several ? several[column] : 0);
+        i64 uses = (i64)lower(left, then[column]) - (i64)used[column];
         for (int part = 0; part < 3; part++)
             points[part] += uses * weights[3 * column + part];
     }
@@ -250,10 +253,12 @@ static void laxity_node(Work *w, Row *node) {
             offered[column] += line[column];
     }
     const double *whole = length(&w->tables[2]) ? offers(w, 2, w->held[WHOLE_FREE]) : NULL, *device = offers(w, 1, 1000);
+    double taken = partial(w) ? 0 : (double)w->asked->count;
+    limits(w, 0, 0, used);
+    limits(w, w->asked->taken[0], w->asked->taken[1], then);
     for (Py_ssize_t column = 0; column < columns; column++) {
-        used[column] = trunc(fmin(offered[column] + (whole ? whole[column] : 0), limit(w, column, 0, 0)));
-        then[column] = limit(w, column, w->asked->taken[0], w->asked->taken[1]);
-        offered[column] -= partial(w) ? 0 : (double)w->asked->count * device[column];
+        used[column] = lower(offered[column] + (whole ? whole[column] : 0), used[column]);
+        offered[column] -= taken * device[column];
     }
     if (!partial(w))
         gain(w, node);
