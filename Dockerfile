@@ -38,12 +38,22 @@ HEALTHCHECK --interval=5s --timeout=10s --start-period=60s --retries=6 CMD ["pyt
    s.sendall(b'GET /healthz?js-server-only=true HTTP/1.0\\r\\n\\r\\n'); raise SystemExit(b' 200 ' not in s.recv(99))"]
 CMD ["nats-server", "-c", "/etc/nats/nats.conf"]
 
+# --- what is compiled of the placer, where there is a compiler or one can be had; elsewhere numpy does the same, slower --
+FROM ${BASE_IMAGE} AS kernels
+COPY services/placer/core/_kernels.c services/placer/core/_rankings.h /src/
+# As setup.py does.
+RUN mkdir /kernels; command -v cc >/dev/null || \
+    { apt-get -q update && apt-get -qy install --no-install-recommends gcc libc6-dev; }; \
+    cc -shared -fPIC -O3 -ffp-contract=off -I"$(python -c 'import sysconfig; print(sysconfig.get_path("include"))')" \
+      -o /kernels/_kernels.abi3.so /src/_kernels.c -lm || echo "no compiler: the placer decides by numpy"
+
 # --- what all others have in common ----------------------------------------------------------------------------------
 FROM ${BASE_IMAGE} AS base
 COPY --from=dependencies /opt/laxity /opt/laxity
 WORKDIR /app
 COPY shared shared
 COPY services services
+COPY --from=kernels /kernels services/placer/core
 RUN python -m compileall -q --invalidation-mode unchecked-hash .
 ENV PATH=/opt/laxity/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 LAXITY_READY_FILE=/tmp/ready
 USER 10001:10001

@@ -97,8 +97,9 @@ clean: ## remove what was built, but not .venv
 
 # ---------------------------------------------------------------------------------------------------
 # Both distributions are installed from here without their dependencies, which the lock has brought. Where there is a
-# compiler and Python.h the SDK compiles a part of itself into sdk/src; elsewhere it does without.
-$(READY): requirements.lock pyproject.toml sdk/pyproject.toml sdk/setup.py sdk/src/laxity/_fast.c
+# compiler and Python.h each compiles a part of itself beside its source; elsewhere they do without.
+$(READY): requirements.lock pyproject.toml setup.py \
+  services/placer/core/_kernels.c services/placer/core/_rankings.h sdk/pyproject.toml sdk/setup.py sdk/src/laxity/_fast.c
 	@.ci/make-venv $(VENV) $(PYTHONS)
 	@echo 'installing the locked packages (about a minute)'
 	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock

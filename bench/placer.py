@@ -19,6 +19,7 @@ import numpy as np
 
 from bench import openb_speed
 from bench import report as form
+from services.placer.core import kernels
 from services.placer.core.cluster import Cluster
 from services.placer.core.demand import Demand
 from services.placer.core.outcome import Fits
@@ -298,6 +299,7 @@ def report(results: dict[tuple[str, int], dict[str, float]], decisions: int) -> 
         f"{decisions} decisions of {KINDS} kinds each (a third of that below {LARGEST} nodes), one "
         "process. Real: the placer's core. Simulated: the "
         f"cluster, {DEVICES} devices a node, filled by hand to about {FULL:.0%} and then by {10 * KINDS} decisions. "
+        f"Ranked by {'compiled kernels' if kernels.HERE else 'numpy, as no kernels are compiled here'}. "
         "Without advice what would make a refused request fit. Departures count in the rates, not in p50 and p99. "
         "decisions_per_cpu_s is by the time of the process, asked for once before and once after all of them; "
         "decisions_per_s and the times of single decisions (p50, p99, new kinds) are by the wall clock.",

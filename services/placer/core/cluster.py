@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from services.placer.core.accounts import DeviceAccount, Load, NodeAccount, exchanged
-from services.placer.core.columns import Bools, Columns, Ints, name_hash
+from services.placer.core.columns import Columns, Ints, name_hash
 from services.placer.core.demand import Demand
 from services.placer.core.feasible import Verdicts
 from services.placer.core.measured import Measured
@@ -108,6 +108,8 @@ class Cluster:
     is unknown counting as unused: for ranking only. Nothing here judges how old facts are: the node list does, by when
     it heard a node, and its verdict comes as the node's state.
     """
+
+    compiled = True  # False: decisions about it go by numpy, also where kernels.py is compiled; they are the same
 
     def __init__(self, kinds_kept: int = 10_000, measured: Measured | None = None) -> None:
         """`kinds_kept`: kinds of load that no device has any more are forgotten when there are so many of them."""
@@ -265,13 +267,12 @@ class Cluster:
         rows += np.arange(ends[-1])
         return rows
 
-    def changed_since(self, number: int) -> Ints:
+    def changed_since(self, number: int, *, once: bool = True) -> Ints:
         """The rows of nodes that have changed since `changes` was this number, those that left among them."""
         if number < self._log_start:
             return (self.nodes["changed"] > number).nonzero()[0]
         slots = self._log[number - self._log_start : self.changes - self._log_start]
-        last: Bools = self.nodes["changed"][slots] == np.arange(number + 1, self.changes + 1)
-        return slots[last]
+        return slots[self.nodes["changed"][slots] == np.arange(number + 1, self.changes + 1)] if once else slots
 
     def device(self, row: int) -> DeviceFacts:
         """The device behind a row that is one."""

@@ -111,5 +111,9 @@ class Verdicts:
             kept[name][: len(met)] = self._table[name][met]
         self._table = kept
 
+    def all(self, name: str) -> Array:
+        """A column for all kinds of load; what it says of those that are not `known` is nothing."""
+        return self._table[name]
+
     def column(self, name: str, numbers: Ints) -> Array:
         return self._table[name][numbers]

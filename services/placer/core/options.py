@@ -102,6 +102,16 @@ class KeptTie(Tie):
         self._refresh()
         return self._nodes.take(slots)
 
+    def all_devices(self) -> Array:
+        """By device row."""
+        self._refresh()
+        return self._devices
+
+    def all_nodes(self) -> Array:
+        """By node row."""
+        self._refresh()
+        return self._nodes
+
     def _refresh(self) -> None:
         cluster = self._cluster
         if self._seen == cluster.names_changes:

@@ -12,7 +12,6 @@ from services.placer.core.cluster import (
     FIRST_ROW,
     MEMORY_FREE,
     MODEL,
-    RESOURCES,
     SHARE_FREE,
     SHARES,
     SLOT,
@@ -113,7 +112,7 @@ class Prospects:
 
     @property
     def resources(self) -> tuple[str, ...]:
-        return RESOURCES if self._demand.count else RESOURCES[:2]
+        return self.ask.resources
 
     @property
     def capacity(self) -> Ints:
@@ -127,8 +126,7 @@ class Prospects:
 
     @property
     def asked(self) -> Asked:
-        demand = self._demand
-        return Asked(demand.count, demand.share_micro, demand.cpu_milli, demand.memory_mib)
+        return self.ask.asked
 
     @property
     def nodes(self) -> Nodes:

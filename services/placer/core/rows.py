@@ -13,10 +13,11 @@ import numpy as np
 
 from services.placer.core.accounts import Load
 from services.placer.core.capabilities import Capabilities, capabilities_of, needs
-from services.placer.core.cluster import UNKNOWN, Cluster
+from services.placer.core.cluster import RESOURCES, UNKNOWN, Cluster
 from services.placer.core.columns import Array, Bools, Ints
 from services.placer.core.demand import Demand
 from services.placer.core.feasible import Verdicts
+from services.placer.core.strategies.nodes import Asked
 from shared.admission import Sharing
 from shared.messages import AllExcept
 
@@ -79,6 +80,17 @@ class Ask:
         gpu = self.demand.request.gpu
         codes = [self.cluster.codes.get(("model", model), UNKNOWN) for model in (gpu and gpu.models) or ()]
         return np.array(codes, np.int64)
+
+    @property
+    def asked(self) -> Asked:
+        """What strategies see of it."""
+        demand = self.demand
+        return Asked(demand.count, demand.share_micro, demand.cpu_milli, demand.memory_mib)
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """Those of RESOURCES that it asks for."""
+        return RESOURCES if self.demand.count else RESOURCES[:2]
 
     @cached_property
     def taken(self) -> Ints:

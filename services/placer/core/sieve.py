@@ -38,7 +38,7 @@ class Sieve:
         """The nodes of which such filters left a row."""
         self._partly = False
         """Whether they ruled out devices of such nodes that are well: of others nothing is free."""
-        self._needs = _needs(ask.demand)
+        self.needs = _needs(ask.demand)
         self._first: Array = np.zeros(0, np.int8)
         """As `_settled`, for all filters."""
         self._first_seen = 0
@@ -55,7 +55,7 @@ class Sieve:
         self._settle()
         ask, cluster, demand = self.ask, self.ask.cluster, self.ask.demand
         held = cluster.nodes["held"].take(slots, axis=0)
-        room = (held[:, ROOM] >= self._needs).view(np.uint32).ravel() == _ALL  # most nodes of a full cluster have none
+        room = (held[:, ROOM] >= self.needs).view(np.uint32).ravel() == _ALL  # most nodes of a full cluster have none
         room &= self._open.take(slots)
         slots, held = slots[room], held[room]
         if not demand.count:
@@ -77,6 +77,11 @@ class Sieve:
         if np.count_nonzero(good) < len(good):
             index, of_row, load = index[good], of_row[good], load[good]
         return Prospects(ask, slots, held, index, of_row, (verdicts, load))
+
+    def standing(self) -> tuple[Bools, Array]:
+        """The nodes that facts leave open, and of each row whether it is ruled out (not below 0); empty if none is."""
+        self._settle()
+        return self._open, self._settled if self._partly else self._settled[:0]
 
     def sifted(self) -> Sifted:
         """All rows."""

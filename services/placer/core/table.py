@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from services.placer.core import kernels
 from services.placer.core.columns import Array, Floats, Ints
-from services.placer.core.options import KeptTie, Options, Tie, options
+from services.placer.core.options import KeptTie, Tie, options
 from services.placer.core.outcome import Assignment
 from services.placer.core.rows import Ask
 from services.placer.core.sieve import Sieve
-from services.placer.core.strategies.base import Strategy
+from services.placer.core.strategies import Strategy, compiled
 from services.placer.core.strategies.random_choice import Random
 from shared.messages import RunnerUp, Score
 
@@ -33,13 +34,22 @@ class Table:
         self._strategy, self._cluster = strategy, sieve.ask.cluster
         self._tie = KeptTie.of(self._cluster, tie)
         self._seen = 0
-        self._size = 0
+        self._options: Floats = np.zeros((0, 0))
+        """A line for each of Options' columns, an element for each node. The first line is looked through."""
         self._parts: tuple[str, ...] = ()
-        self._columns: list[Array] = []
-        """Of each node, as in Options. The first is looked through."""
         self._keys, self._devices = 0, slice(0)
+        self._compiled = kernels.HERE and self._cluster.compiled
+        self._kernel = self._made()
         self._drawn: Tie | None = None
         """Where the strategy is chance: what this decision draws by. The table is the same for all."""
+
+    def _made(self) -> kernels.Kernel | None:
+        ask = self.sieve.ask
+        known = compiled(self._strategy, ask.asked, ask.resources) if self._compiled else None
+        if known is None:
+            return None
+        self._lay_out(known.keys + (ask.demand.count > 1), known.parts)
+        return kernels.Kernel(self.sieve, self._tie, known)
 
     @classmethod
     def of(cls, ask: Ask, strategy: Strategy, tie: str) -> Table:
@@ -67,20 +77,22 @@ class Table:
         """Makes the options of nodes that have changed anew."""
         if self._seen == self._cluster.changes:
             return
-        changed = self._cluster.changed_since(self._seen)
-        self._grow(len(self._cluster.nodes))
-        if self._columns:
-            self._columns[0][changed] = _NONE
-        rows = self.sieve.passing(changed)
-        if len(rows):
-            self._write(options(rows, self._strategy, self._tie))
+        self._grow()
+        if self._kernel:
+            self._kernel.refresh(self._cluster.changed_since(self._seen, once=False), self._options)
+        else:
+            self._rank(self._cluster.changed_since(self._seen))
         self._seen = self._cluster.changes
 
     def best(self, first: Sequence[Array] = ()) -> tuple[int | None, int | None]:
         """The node of the best option and that of the second best; `first` are keys that count more than its own."""
-        if not self._columns:
+        if not self._keys:
             return None, None
-        strongest, *others = self._columns[: self._keys]
+        strongest, *others = self._options[: self._keys]
+        if self._compiled and not first and self._drawn is None:
+            count = self.sieve.ask.demand.count
+            ties = self._tie.all_devices() if count else self._tie.all_nodes()
+            return kernels.best(self._options, ties, self._keys, self._devices.start if count else 0)
         if first:
             return self._two((strongest != _NONE).nonzero()[0], (*first, strongest, *others))
         equals = self._equals(strongest)
@@ -123,13 +135,13 @@ class Table:
         if self._drawn is not None:
             return self._drawn.of_nodes(left)
         if self.sieve.ask.demand.count:
-            return self._tie.of_devices(self._columns[self._devices.start][left])
+            return self._tie.of_devices(self._options[self._devices.start, left].astype(np.int64))
         return self._tie.of_nodes(left)
 
     def assignment(self, replica: int, node: int) -> Assignment:
         """A node's option."""
         if self._drawn is None:
-            rows = [column.item(node) for column in self._columns[self._devices]]
+            rows = self._options[self._devices, node].astype(np.int64).tolist()
         else:
             drawn = options(self.sieve.passing(np.array([node])), self._strategy, self._drawn)
             rows = [column.item(0) for column in drawn.columns[self._devices]]
@@ -137,31 +149,38 @@ class Table:
         return Assignment(replica, self._cluster.name(node), tuple(uuids))
 
     def unproven(self, node: int) -> bool:
-        return any(column.item(node) for column in self._columns[self._devices.stop :])
+        return bool(self._options[self._devices.stop :, node].any())
 
     def score(self, node: int) -> Score:
-        total, *parts = [round(column.item(node), 6) for column in self._columns[self._keys : self._devices.start]]
+        total, *parts = [round(value, 6) for value in self._options[self._keys : self._devices.start, node].tolist()]
         return Score(total=total, by=dict(zip(self._parts, parts, strict=True)))
 
     def runner_up(self, node: int | None) -> RunnerUp | None:
         if node is None:
             return None
-        return RunnerUp(node=self._cluster.name(node), total=round(self._columns[self._keys].item(node), 6))
+        return RunnerUp(node=self._cluster.name(node), total=round(self._options.item(self._keys, node), 6))
 
-    def _write(self, fresh: Options) -> None:
-        node, columns = fresh.node, fresh.columns
-        if not self._columns:
-            self._parts, self._keys = fresh.parts, fresh.keys
-            self._devices = slice(fresh.first_device, fresh.first_device + self.sieve.ask.demand.count)
-            self._columns = [np.full(self._size, _NONE), *(np.zeros(self._size, each.dtype) for each in columns[1:])]
-        for column, values in zip(self._columns, columns, strict=True):
-            column[node] = values
-
-    def _grow(self, nodes: int) -> None:
-        if nodes <= self._size:
+    def _rank(self, changed: Ints) -> None:
+        """What a kernel does, in numpy."""
+        self._options[:1, changed] = _NONE
+        rows = self.sieve.passing(changed)
+        if not len(rows):
             return
-        more = max(nodes - self._size, self._size)
-        self._size += more
-        if self._columns:
-            self._columns = [np.concatenate([column, np.zeros(more, column.dtype)]) for column in self._columns]
-            self._columns[0][-more:] = _NONE
+        fresh = options(rows, self._strategy, self._tie)
+        if not self._keys:
+            self._lay_out(fresh.keys, fresh.parts)
+        for line, values in zip(self._options, fresh.columns, strict=True):
+            line[fresh.node] = values
+
+    def _lay_out(self, keys: int, parts: tuple[str, ...]) -> None:
+        demand = self.sieve.ask.demand
+        first = keys + 1 + len(parts)
+        self._keys, self._parts, self._devices = keys, parts, slice(first, first + demand.count)
+        lines = self._devices.stop + (demand.count > 0 and demand.task is not None)
+        self._options = np.full((lines, self._options.shape[1]), _NONE)
+
+    def _grow(self) -> None:
+        lines, size = self._options.shape
+        if (missing := len(self._cluster.nodes) - size) > 0:
+            more = np.full((lines, max(missing, size)), _NONE)
+            self._options = np.concatenate([self._options, more], axis=1)

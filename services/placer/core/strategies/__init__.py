@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, cast
 
-from services.placer.core.strategies.base import Candidates, Grouped, Ranking, Strategy
+from services.placer.core.strategies.base import Candidates, Compilable, Compiled, Grouped, Ranking, Strategy
 from services.placer.core.strategies.bestfit import BestFit
 from services.placer.core.strategies.binpack import Binpack
 from services.placer.core.strategies.deadline import Deadline
@@ -15,6 +15,7 @@ from services.placer.core.strategies.fgd import Fgd
 from services.placer.core.strategies.gpu_clustering import GpuClustering
 from services.placer.core.strategies.gpu_packing import GpuPacking
 from services.placer.core.strategies.laxity import Laxity
+from services.placer.core.strategies.nodes import Asked
 from services.placer.core.strategies.random_choice import Random
 from services.placer.core.strategies.slot import Slot
 from services.placer.core.strategies.spread import Spread
@@ -59,6 +60,11 @@ def slots_of(strategy: Strategy, count: int) -> tuple[int, ...] | None:
     """The slots that a request of so many devices may go to by this strategy; None: anywhere."""
     # not isinstance: of a protocol it takes longer than the filters
     return cast("Grouped", strategy).groups(count) if hasattr(strategy, "groups") else None
+
+
+def compiled(strategy: Strategy, asked: Asked, resources: tuple[str, ...]) -> Compiled | None:
+    """How its ranking is compiled for such requests, if it is."""
+    return cast("Compilable", strategy).compiled(asked, resources) if hasattr(strategy, "compiled") else None
 
 
 __all__ = ["STRATEGIES", "Candidates", "Ranking", "Strategy", "registry", "slots_of", "strategy_named"]

@@ -113,6 +113,16 @@ class Ranking(NamedTuple):
     """So many of the keys, from the first on, are of nodes; if any is, the total and its parts are so too."""
 
 
+class Compiled(NamedTuple):
+    """The same for kernels.py: which of its rankings, the tables that this one looks at, and what is said of a row."""
+
+    ranked: str
+    tables: tuple[Array, ...]
+    keys: int
+    parts: tuple[str, ...] = ()
+    of_nodes: int = 0
+
+
 class Strategy(Protocol):
     """A frozen dataclass whose fields are its parameters.
 
@@ -126,6 +136,14 @@ class Strategy(Protocol):
         ...
 
     def rank(self, rows: Candidates) -> Ranking: ...
+
+
+class Compilable(Protocol):
+    """A strategy that has a kernel; what that says of a row is what `rank` says."""
+
+    def compiled(self, asked: Asked, resources: tuple[str, ...]) -> Compiled | None:
+        """For such requests; None where its parameters are such that only `rank` serves."""
+        ...
 
 
 class Grouped(Protocol):

@@ -9,7 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from services.placer.core.columns import Floats, Ints
-from services.placer.core.strategies.base import Candidates, Ranking
+from services.placer.core.strategies.base import Candidates, Compiled, Ranking
+from services.placer.core.strategies.nodes import Asked
 
 FULL_SCORE = 100
 
@@ -38,6 +39,10 @@ class Binpack:
         points = [utilisation for utilisation, _ in self.shape]
         if points != sorted({*points}) or any(not (0 <= u <= 100 and 0 <= score <= 10) for u, score in self.shape):
             raise ValueError(f"shape: found {self.shape}, allowed: utilisations 0 to 100 going up, scores 0 to 10")
+
+    def compiled(self, asked: Asked, resources: tuple[str, ...]) -> Compiled | None:  # noqa: ARG002
+        weights = np.array((self.cpu, self.memory, self.gpu), np.int64)
+        return None if self.shape else Compiled("binpack", (weights,), 3, resources, of_nodes=1)
 
     def rank(self, rows: Candidates) -> Ranking:
         capacity = rows.capacity

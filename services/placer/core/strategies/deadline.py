@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.placer.core.columns import Floats, Ints
-from services.placer.core.strategies.base import Candidates, Ranking, summed
+from services.placer.core.strategies.base import Candidates, Compiled, Ranking, summed
+from services.placer.core.strategies.nodes import Asked
 
 _IDLE = 0.1
 """Part of the idle devices in the score: enough to tell nodes apart, too little to break a second device."""
@@ -28,6 +29,10 @@ class Deadline:
     slack: float = 0.2
     fragmentation: float = 0.1
     name: str = "deadline"
+
+    def compiled(self, asked: Asked, resources: tuple[str, ...]) -> Compiled | None:  # noqa: ARG002
+        weights = np.array((self.standing, self.slack, self.fragmentation, _IDLE))
+        return Compiled("deadline", (weights,), 3 if asked.count > 1 else 2, ("standing", "slack", "fragmentation"))
 
     def rank(self, rows: Candidates) -> Ranking:
         risk = rows.risk

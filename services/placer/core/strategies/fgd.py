@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from services.placer.core.columns import Ints
-from services.placer.core.strategies.base import Candidates, Ranking
-from services.placer.core.strategies.nodes import Change
+from services.placer.core.strategies.base import Candidates, Compiled, Ranking
+from services.placer.core.strategies.nodes import Asked, Change
 from services.placer.core.strategies.outlook import Outlook
 
 _FULL: Final = 100
@@ -31,6 +31,10 @@ class Fgd:
     as_published: bool = False
     """Rounded as that simulator rounds, at many times the cost: in runs that are compared with its own."""
     name: str = "fgd"
+
+    def compiled(self, asked: Asked, resources: tuple[str, ...]) -> Compiled | None:  # noqa: ARG002
+        steps = _steps(self.outlook.plain_total, asked.gpu_micro)
+        return None if self.as_published else Compiled("fgd", self.outlook.plain.tables(steps), 1)
 
     def rank(self, rows: Candidates) -> Ranking:
         change, outlook = Change(rows.nodes, rows.asked), self.outlook

@@ -41,6 +41,11 @@ class Usable:
         self._cases = (np.arange(np.prod(cases)) * width).reshape(cases)
         self._single, self._several = single.reshape(-1), several.reshape(-1)
 
+    def tables(self, steps: Ints) -> tuple[Ints, ...]:
+        """What a kernel looks at; `steps` are levels of what is gained."""
+        sizes = np.array((self._models, self._most))
+        return self._shares, self._cpu, self._single, self._several, steps, sizes
+
     def of(self, nodes: Nodes) -> Ints:
         """What could be used of each node."""
         cases = self._case(nodes.model, nodes.cpu_free)

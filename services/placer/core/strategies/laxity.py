@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from services.placer.core.columns import Ints
-from services.placer.core.strategies.base import Candidates, Ranking
+from services.placer.core.strategies.base import Candidates, Compiled, Ranking
 from services.placer.core.strategies.nodes import Asked, Change, by_row
 from services.placer.core.strategies.outlook import CERTAIN, Outlook
 from services.placer.core.strategies.worth import Worth
@@ -42,18 +42,22 @@ class Laxity:
     step: float = 0.001
     name: str = "laxity"
 
+    def compiled(self, asked: Asked, resources: tuple[str, ...]) -> Compiled | None:  # noqa: ARG002
+        numbers = np.array((*self._taken(asked), *self._points, *self._snugness, self._stride))
+        return Compiled("laxity", (*self._worth.tables, numbers, np.array((1 / self.step,))), 1)
+
     def rank(self, rows: Candidates) -> Ranking:
         change = Change(rows.nodes, rows.asked)
         points = self._worth.gained(change)
         points += self._taken(change.asked)
         points //= self._points
         score = points @ _EACH - self._snug(change)[change.of_place]
-        return by_row(change.of_rows(score // round(self.step * POINT)), 1 / self.step)
+        return by_row(change.of_rows(score // self._stride), 1 / self.step)
 
     def _snug(self, change: Change) -> Ints:
         """What is left on each node, in POINTs."""
         nodes, asked = change.nodes, change.asked
-        gpu, cpu = round(self.snug * POINT / 8_000), round(self.snug * POINT / 128)
+        gpu, cpu = self._snugness
         left: Ints = nodes.idle * gpu + nodes.cpu_free * cpu - (asked.gpu_micro * gpu + asked.cpu_milli * cpu)
         return left // 1_000
 
@@ -65,6 +69,15 @@ class Laxity:
             whole, points = asked.gpu_micro * CERTAIN, asked.gpu_micro * (POINT // 1_000_000)
             found = self._taken_by[key] = np.array([whole, whole, points + asked.count * price + 1])
         return found
+
+    @property
+    def _snugness(self) -> tuple[int, int]:
+        """What is lost with a millionth of a device and with a milli CPU left, in thousandths of POINTs."""
+        return round(self.snug * POINT / 8_000), round(self.snug * POINT / 128)
+
+    @property
+    def _stride(self) -> int:
+        return round(self.step * POINT)
 
     @cached_property
     def _taken_by(self) -> dict[tuple[int, int], Ints]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.placer.core.strategies.base import Candidates, Ranking
+from services.placer.core.strategies.base import Candidates, Compiled, Ranking
+from services.placer.core.strategies.nodes import Asked
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +39,10 @@ class Slot:
             return None
         own = next((size for size in self.sizes if size >= count), None)
         return () if own is None else (own, *(size for size in self.fallback.get(own, ()) if size >= count))
+
+    def compiled(self, asked: Asked, resources: tuple[str, ...]) -> Compiled | None:
+        groups = np.array(self.groups(asked.count) or (), np.int64)
+        return Compiled("slot", (groups,), 2, resources[-1:], of_nodes=1)
 
     def rank(self, rows: Candidates) -> Ranking:
         order = np.zeros(len(rows.slot))

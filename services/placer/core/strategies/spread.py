@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.placer.core.strategies.base import Candidates, Ranking
+from services.placer.core.strategies.base import Candidates, Compiled, Ranking
 from services.placer.core.strategies.binpack import FULL_SCORE, weighed
+from services.placer.core.strategies.nodes import Asked
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,10 @@ class Spread:
     memory: int = 1
     gpu: int = 100
     name: str = "spread"
+
+    def compiled(self, asked: Asked, resources: tuple[str, ...]) -> Compiled | None:  # noqa: ARG002
+        weights = np.array((self.cpu, self.memory, self.gpu), np.int64)
+        return Compiled("spread", (weights,), 3, resources, of_nodes=1)
 
     def rank(self, rows: Candidates) -> Ranking:
         capacity = rows.capacity

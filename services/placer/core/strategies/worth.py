@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from services.placer.core.columns import Floats, Ints
+from services.placer.core.columns import Array, Floats, Ints
 from services.placer.core.strategies.nodes import Asked, Change, Nodes
 from services.placer.core.strategies.rests import WORTH, Rests
 from services.placer.core.strategies.workload import Wanted
@@ -63,6 +63,12 @@ class Worth:
         self._weights[:own, 1] = [kind.shape.gpu_micro * weight // _COPY for kind, weight in pairs]
         self._weights[own:-2, 0] = [_UNIT_MICRO * weight for _, weight in pairs]
         self._weights[-2:, 2] = 1
+
+    @property
+    def tables(self) -> tuple[Array, ...]:
+        """What a kernel looks at."""
+        whole = np.zeros(0) if self._of_whole is None else self._of_whole
+        return self._one, self._of_device, whole, self._needs, self._weights
 
     def gained(self, change: Change) -> Ints:
         """How much more of the three the node of each place has once the request is there."""
