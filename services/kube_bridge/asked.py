@@ -43,6 +43,8 @@ class Terms:
 
     hold_us: int
     strategy: str
+    ahead: int = 0
+    """For so many pods places may be held before their turn."""
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from fractions import Fraction
 from typing import Any, Final
 
 from services.kube_bridge import resources
+from services.kube_bridge.ahead import Waiting, waiting
 from services.kube_bridge.asked import DEVICES, GROUP, LABELS, NVIDIA, wants
 from services.kube_bridge.claims import claims_of
-from services.kube_bridge.gangs import Member, gang_of
+from services.kube_bridge.gangs import GANG, Member, gang_of
 from shared.errors import FieldError
 from shared.messages.ledger import ContainerLabels
 from shared.units import MIB
@@ -65,6 +66,8 @@ class PodSeen:
     unscheduled: str = ""
     """Why its scheduler finds no node for it, in that one's words."""
     being_deleted: bool = False
+    waits: Waiting | None = None
+    """Where nobody has answered it yet."""
 
     @property
     def bound_by_others(self) -> bool:
@@ -97,6 +100,7 @@ class PodSeen:
             request_id=_request_id(pod),
             unscheduled=_unscheduled(pod),
             being_deleted="deletionTimestamp" in meta,
+            waits=_waits(pod, scheduler),
         )
 
 
@@ -154,6 +158,14 @@ def _condition(pod: Mapping[str, Any], kind: str) -> Condition | None:
 def _unscheduled(pod: Mapping[str, Any]) -> str:
     said = _condition(pod, "PodScheduled")
     return said.message or said.reason if said is not None and said.status == "False" else ""
+
+
+def _waits(pod: Mapping[str, Any], scheduler: str) -> Waiting | None:
+    meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
+    over = spec.get("nodeName") or status.get("phase") in _ENDED or "deletionTimestamp" in meta
+    if over or spec.get("schedulerName") != scheduler or not wants(pod) or GANG in (meta.get("labels") or {}):
+        return None
+    return None if condition_of(pod) or _unscheduled(pod) else waiting(pod)
 
 
 def _request_id(pod: Mapping[str, Any]) -> str | None:
