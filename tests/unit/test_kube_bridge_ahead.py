@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from services.kube_bridge.calls import Answer, AskPlace, AskRelease, PlaceAnswered
+from services.kube_bridge.calls import Answer, AskPlace, AskRelease, NodeChanged, PlaceAnswered
 from services.kube_bridge.nudging import HEAD_START_US
+from services.kube_bridge.seen import NodeSeen
 from shared.effects import Effect
 from shared.messages import State
 from tests.kube_bridge_world import SECOND, Bridge, answer, held, rejected, wanting, written
+from tests.kube_pods import node
 
 SPREAD = [{"topologyKey": "kubernetes.io/hostname", "maxSkew": 1}]
 NEVER_TOGETHER = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}
@@ -207,6 +209,34 @@ def test_what_was_held_for_a_pod_that_is_gone_is_given_back(bridge: Bridge, befo
     bridge.record(pod, State.HELD)
     effects += bridge.delete(pod) if not before else []
     assert [AskRelease("u-1")] == [each for each in effects if isinstance(each, AskRelease)]
+
+
+def test_what_is_given_back_makes_room_at_once(bridge: Bridge) -> None:
+    pods = waits(bridge, "u-1", "u-2", "u-3", "u-4")
+    asked = first(bridge)
+    for pod in pods:
+        bridge.delete(pod)
+    for uid, token in asked.items():
+        bridge.tell(PlaceAnswered(token, held(uid, "n1")))
+    waits(bridge, "u-5")
+    assert {"u-5"} == first(bridge).keys()
+
+
+def test_who_has_a_place_by_another_bridge_is_left_to_its_turn(bridge: Bridge) -> None:
+    (pod,) = waits(bridge, "u-1")
+    bridge.record(pod, State.HELD)
+    assert NOBODY == first(bridge)
+
+
+def test_a_place_where_the_node_gives_out_devices_itself_by_now_is_asked_for_anew(bridge: Bridge) -> None:
+    (pod,) = waits(bridge, "u-1")
+    ((uid, token),) = first(bridge).items()
+    bridge.tell(PlaceAnswered(token, held(uid, "n1")))
+
+    unfit = node("n1")
+    unfit["status"]["allocatable"]["laxity.dev/gpu-milli"] = "1000"
+    bridge.tell(NodeChanged(NodeSeen.of(unfit)))
+    assert {"u-1"} == questions(bridge.filter(pod)[1]).keys()
 
 
 def test_while_one_above_them_may_fit_those_behind_wait_for_their_turn(bridge: Bridge) -> None:
