@@ -65,10 +65,10 @@ class Ahead:
         self._waiting: dict[str, Waiting] = {}
         """By uid, in the order in which kube-scheduler learned of them too."""
         self._tokens = 0
-        self.asked: dict[str, int] = {}
-        """Pods about which a question is under way, with its token: below 0, since no call waits for it."""
-        self._held: dict[str, tuple[str, int]] = {}
-        """Pods that have a place before their turn: what they asked for, and until when it is held."""
+        self._asked: dict[str, tuple[Mapping[str, Any], int]] = {}
+        """Pods about which a question is under way, as they were then, with its token."""
+        self._held: dict[str, tuple[Mapping[str, Any], int]] = {}
+        """Pods that have a place before their turn, as they were when it was asked for; until when it is held."""
 
     def seen(self, uid: str, waits: Waiting | None) -> None:
         """As the API server shows it now; None where it does not wait for its first answer."""
@@ -87,24 +87,31 @@ class Ahead:
         Half of what may be held ahead at once: what is asked together is committed together.
         """
         self._held = {uid: held for uid, held in self._held.items() if held[1] > now_us}
-        room = self._most - len(self._held) - len(self.asked)
+        room = self._most - len(self._held) - len(self._asked)
         first = waiting(like) if self._waiting and room > 0 and room * 2 >= self._most else None
         if first is None:
             return []
         alike = (uid for uid, each in self._waiting.items() if each.alike == first.alike)
         return [self._waiting.pop(uid).pod for uid in tuple(islice(alike, room))]
 
-    def asks(self, uid: str) -> int:
-        """The token of a question about it."""
+    def asks(self, uid: str, pod: Mapping[str, Any]) -> int:
+        """The token of a question about it: below 0, where those of calls are above."""
         self._tokens -= 1
-        self.asked[uid] = self._tokens
+        self._asked[uid] = pod, self._tokens
         return self._tokens
 
-    def held(self, uid: str, kind: str, until_us: int) -> None:
-        self._held[uid] = kind, until_us
+    def answered(self, uid: str) -> Mapping[str, Any]:
+        """The pod as it was when it was asked about."""
+        return self._asked.pop(uid)[0]
 
-    def take(self, uid: str, kind: str) -> bool:
-        """Its turn has come; whether a place was held for what it asks for now."""
+    def held(self, uid: str, pod: Mapping[str, Any], until_us: int) -> None:
+        self._held[uid] = pod, until_us
+
+    def take(self, uid: str, pod: Mapping[str, Any]) -> tuple[bool, int]:
+        """Its turn has come: whether it was asked about as it is now, and the token where that is under way, else 0."""
         self._waiting.pop(uid, None)
-        held = self._held.pop(uid, None)
-        return held is not None and held[0] == kind
+        before, token = self._asked.get(uid, (None, 0))
+        if before is None:
+            before, _ = self._held.pop(uid, (None, 0))
+        now = waiting(pod) if before is not None else None
+        return now is not None and now.pod == before, token

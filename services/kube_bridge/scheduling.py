@@ -112,6 +112,10 @@ class Scheduling:
     # --- filter ---
 
     def filter(self, call: FilterAsked, now_us: int) -> list[Effect]:
+        decided = self._decided_ahead(call, now_us)
+        return self._in_its_turn(call, now_us) if decided is None else decided
+
+    def _in_its_turn(self, call: FilterAsked, now_us: int) -> list[Effect]:
         subject = Subject.of(call.pod)
         try:
             wanted = asked(call.pod, self._terms)
@@ -129,9 +133,9 @@ class Scheduling:
             self.counters["filter.class_takes_ours"] += 1
             said = self._conditions.say(subject, sentences.plain("ClassTakesOurs", sentences.CLASS), now_us)
             return [self._none(call.token, call.nodes, sentences.CLASS), *said]
-        decided = (self._decided_ahead if wanted.gang is None else self._with_its_gang)(call, wanted.kind, now_us)
-        if decided is not None:
-            return decided
+        if wanted.gang is not None and (node := self._with_its_gang(subject.uid, call.nodes, now_us)):
+            self.counters["filter.with_its_gang"] += 1
+            return [self._passes(call.token, (node,))]
         request = wanted.request if wanted.gang is None else self._whole(wanted.request, wanted.gang, subject.uid)
         if request is None:
             assert wanted.gang is not None
@@ -152,17 +156,19 @@ class Scheduling:
 
     # --- those whose turn has not come ---
 
-    def _decided_ahead(self, call: FilterAsked, kind: str, now_us: int) -> list[Effect] | None:
+    def _decided_ahead(self, call: FilterAsked, now_us: int) -> list[Effect] | None:
         """What follows where the placers were asked about it already; None where its turn is as any pod's."""
         uid = call.pod["metadata"]["uid"]
-        there, under_way = self.ahead.take(uid, kind), self.ahead.asked.get(uid)
-        if under_way is not None:
+        there, under_way = self.ahead.take(uid, call.pod)
+        if not there or self._claims.taking_ours:
+            return None
+        if under_way:
             asks = self._filtering[under_way]
-            if asks.call.token or asks.key[0] != kind:
+            if asks.call.token:
                 return None
             self._filtering[under_way] = replace(asks, call=call)  # which that answer will be for
             return []
-        hold = self.holds.get(uid) if there else None
+        hold = self.holds.get(uid)
         if hold is None or hold.until_us <= now_us or hold.node in self.unfit or hold.node not in call.nodes:
             return None
         self.counters["filter.ahead"] += 1
@@ -185,24 +191,23 @@ class Scheduling:
             if self._verdicts.get(key, world, now_us) or self.nudging.comes_after(subject, key, world, now_us):
                 continue
             asks = _Filtering(FilterAsked(0, pod, call.nodes), subject, key, world, wanted.request)
-            effects.append(self._ask(self.ahead.asks(subject.uid), asks))
+            effects.append(self._ask(self.ahead.asks(subject.uid, pod), asks))
         return effects
 
     def _answered_ahead(self, asks: _Filtering, reply: PlaceReply | None, now_us: int) -> list[Effect]:
         """Kept for its turn. Where that has come, and this is no place that was offered, it is asked about as any."""
-        del self.ahead.asked[asks.subject.uid]
-        call = asks.call
+        pod, call = self.ahead.answered(asks.subject.uid), asks.call
         if reply is not None and _holds(reply):
             if not call.token:
                 self._remember_all(asks, reply, now_us)
                 if asks.subject.uid in self._pods:  # else it is given back
-                    self.ahead.held(asks.subject.uid, asks.key[0], now_us + self._terms.hold_us)
+                    self.ahead.held(asks.subject.uid, pod, now_us + self._terms.hold_us)
             elif reply.placements[0].node in call.nodes:
                 self.counters["filter.ahead"] += 1
                 return self._held(asks, reply, now_us)
         elif reply is not None and reply.outcome == State.REJECTED:
             self._verdicts.put(asks.key, self._refusal(asks, reply, now_us))
-        return self.filter(call, now_us) if call.token else []
+        return self._in_its_turn(call, now_us) if call.token else []
 
     def _known(self, offered: Iterable[str]) -> frozenset[str]:
         """Those of them that can be placed on; the same object where they are the same as the last time, since to look
@@ -244,16 +249,12 @@ class Scheduling:
         said = self._conditions.say(subject, verdict.condition, now_us)
         return [self._none(call.token, call.nodes, verdict.sentence, key[1]), *said]
 
-    def _with_its_gang(self, call: FilterAsked, _: str, now_us: int) -> list[Effect] | None:
+    def _with_its_gang(self, uid: str, offered: tuple[str, ...], now_us: int) -> str | None:
         """The node that it got when another of its gang was asked about: to ask again would move them all."""
-        uid = call.pod["metadata"]["uid"]
         hold = self.holds.get(uid)
         if hold is None or not hold.generation or hold.until_us <= now_us:
             hold = self._from_ledger(uid)
-        if hold is None or hold.node not in call.nodes:
-            return None
-        self.counters["filter.with_its_gang"] += 1
-        return [self._passes(call.token, (hold.node,))]
+        return hold.node if hold is not None and hold.node in offered else None
 
     def _whole(self, request: PlaceRequest, gang: Gang, uid: str) -> PlaceRequest | None:
         """The request for its whole gang; None while some of that are missing."""
