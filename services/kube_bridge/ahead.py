@@ -64,6 +64,8 @@ class Ahead:
         self._most = most
         self._waiting: dict[str, Waiting] = {}
         """By uid, in the order in which kube-scheduler learned of them too."""
+        self._known: dict[str, None] = {}
+        """Pods that wait or waited: to ask about one a second time would give it another place than the one in use."""
         self._tokens = 0
         self._asked: dict[str, tuple[Mapping[str, Any], int]] = {}
         """Pods about which a question is under way, as they were then, with its token."""
@@ -74,17 +76,26 @@ class Ahead:
         """As the API server shows it now; None where it does not wait for its first answer."""
         if waits is None:
             self.forget(uid)
-        elif uid in self._waiting or len(self._waiting) < MOST_WAITING * bool(self._most):
+        elif uid in self._waiting:
             self._waiting[uid] = waits
+        elif self._most and uid not in self._known and len(self._waiting) < MOST_WAITING:
+            self._waiting[uid] = waits
+            self._knows(uid)
+
+    def _knows(self, uid: str) -> None:
+        self._known[uid] = None
+        if len(self._known) > 2 * MOST_WAITING:
+            del self._known[next(iter(self._known))]
 
     def forget(self, uid: str) -> None:
+        self._known.pop(uid, None)
         self._waiting.pop(uid, None)
         self._held.pop(uid, None)
 
     def next(self, like: Mapping[str, Any], now_us: int) -> list[Mapping[str, Any]]:
         """Those to ask about now that a pod got a place: some that wait under the same conditions, the first first.
 
-        Half of what may be held ahead at once: what is asked together is committed together.
+        Nobody before half of what may be held ahead is free: what is asked together is committed together.
         """
         self._held = {uid: held for uid, held in self._held.items() if held[1] > now_us}
         room = self._most - len(self._held) - len(self._asked)
@@ -110,6 +121,7 @@ class Ahead:
     def take(self, uid: str, pod: Mapping[str, Any]) -> tuple[bool, int]:
         """Its turn has come: whether it was asked about as it is now, and the token where that is under way, else 0."""
         self._waiting.pop(uid, None)
+        self._knows(uid)  # the watch may show it later
         before, token = self._asked.get(uid, (None, 0))
         if before is None:
             before, _ = self._held.pop(uid, (None, 0))

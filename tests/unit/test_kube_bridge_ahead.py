@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.kube_bridge.calls import Answer, AskPlace, AskRelease, NodeChanged, PlaceAnswered
+from services.kube_bridge.calls import Answer, AskPlace, AskRelease, Listed, NodeChanged, PlaceAnswered
 from services.kube_bridge.nudging import HEAD_START_US
-from services.kube_bridge.seen import NodeSeen
+from services.kube_bridge.seen import NodeSeen, PodSeen
 from shared.effects import Effect
 from shared.messages import State
 from tests.kube_bridge_world import SECOND, Bridge, answer, held, rejected, wanting, written
@@ -239,6 +239,38 @@ def test_a_place_where_the_node_gives_out_devices_itself_by_now_is_asked_for_ane
     assert {"u-1"} == questions(bridge.filter(pod)[1]).keys()
 
 
+@pytest.mark.parametrize("state", ["asked", "held", "in its turn", "answered"])
+def test_nobody_is_asked_about_ahead_twice_whatever_the_api_server_shows_again(bridge: Bridge, state: str) -> None:
+    (pod,) = waits(bridge, "u-1")
+    ((uid, token),) = first(bridge).items()
+    if state != "asked":
+        bridge.tell(PlaceAnswered(token, held(uid, "n1")))
+    if state in {"in its turn", "answered"}:
+        mine, _ = bridge.filter(pod, ["n2"])
+        if state == "answered":
+            bridge.tell(PlaceAnswered(mine, held(uid, "n2", 2)))
+    pod["metadata"]["labels"] = {"changed": "since"}
+    bridge.show(pod)
+    bridge.tell(Listed(pods=(PodSeen.of(pod, "laxity"),)))
+    assert NOBODY == first(bridge)
+
+
+def test_one_whose_turn_comes_before_the_watch_shows_it_is_asked_about_once(bridge: Bridge) -> None:
+    pod = wanting("u-1", "u-1")
+    mine, _ = bridge.filter(pod)
+    bridge.show(pod)
+    assert NOBODY == first(bridge)
+    assert ["n1"] == answer(bridge.tell(PlaceAnswered(mine, held("u-1", "n1"))))["NodeNames"]
+
+
+def test_a_pod_that_changes_while_it_waits_is_asked_about_as_it_is(bridge: Bridge) -> None:
+    waits(bridge, "u-1")
+    waits(bridge, "u-1", gpu_milli=500)
+    token, _ = bridge.filter(wanting("first", "first"))
+    effects = bridge.tell(PlaceAnswered(token, held("first", "n1")))
+    assert [0.5] == [each.request.gpu.share for each in effects if isinstance(each, AskPlace)]
+
+
 def test_while_one_above_them_may_fit_those_behind_wait_for_their_turn(bridge: Bridge) -> None:
     bridge.reserve("n1", "other")
     high = wanting("high", "high", priority=1000)
@@ -251,8 +283,8 @@ def test_while_one_above_them_may_fit_those_behind_wait_for_their_turn(bridge: B
     waits(bridge, "u-1")
     assert NOBODY == first(bridge)
     bridge.hold(high, "n1")
-    waits(bridge, "u-1")
-    assert {"u-1"} == first(bridge).keys()
+    waits(bridge, "u-2")
+    assert {"u-2"} == first(bridge).keys()
 
 
 def test_nobody_is_asked_about_ahead_where_that_is_not_wanted() -> None:
