@@ -78,7 +78,7 @@ class Ahead:
             self.forget(uid)
         elif uid in self._waiting:
             self._waiting[uid] = waits
-        elif self._most and uid not in self._known and len(self._waiting) < MOST_WAITING:
+        elif self._most and uid not in self._known and uid not in self._asked and len(self._waiting) < MOST_WAITING:
             self._waiting[uid] = waits
             self._knows(uid)
 

@@ -255,6 +255,15 @@ def test_nobody_is_asked_about_ahead_twice_whatever_the_api_server_shows_again(b
     assert NOBODY == first(bridge)
 
 
+def test_one_that_was_gone_from_a_list_and_is_shown_again_is_not_asked_about_twice(bridge: Bridge) -> None:
+    (pod,) = waits(bridge, "u-1")
+    ((uid, token),) = first(bridge).items()
+    bridge.tell(Listed(pods=()))
+    bridge.show(pod)
+    assert NOBODY == first(bridge)
+    assert [] == bridge.tell(PlaceAnswered(token, None))
+
+
 def test_one_whose_turn_comes_before_the_watch_shows_it_is_asked_about_once(bridge: Bridge) -> None:
     pod = wanting("u-1", "u-1")
     mine, _ = bridge.filter(pod)
