@@ -257,7 +257,7 @@ def test_nobody_is_asked_about_ahead_twice_whatever_the_api_server_shows_again(b
 
 def test_one_that_was_gone_from_a_list_and_is_shown_again_is_not_asked_about_twice(bridge: Bridge) -> None:
     (pod,) = waits(bridge, "u-1")
-    ((uid, token),) = first(bridge).items()
+    (token,) = first(bridge).values()
     bridge.tell(Listed(pods=()))
     bridge.show(pod)
     assert NOBODY == first(bridge)
