@@ -42,11 +42,11 @@ SECOND = 1_000_000
 class Bridge:
     """Loaded unless told otherwise, with three nodes that Laxity knows."""
 
-    def __init__(self, *nodes: str, loaded: bool = True, drivers: tuple[str, ...] = ()) -> None:
+    def __init__(self, *nodes: str, loaded: bool = True, drivers: tuple[str, ...] = (), ahead: int = 0) -> None:
         self.core = Core(
             "b1",
             Subjects(),
-            Terms(30 * SECOND, "deadline"),
+            Terms(30 * SECOND, "deadline", ahead),
             verdict_us=10 * SECOND,
             condition_us=30 * SECOND,
             patience_us=3 * SECOND,

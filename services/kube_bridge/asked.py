@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from services.kube_bridge import resources
 from services.kube_bridge.gangs import Gang, gang_of
+from services.kube_bridge.resources import Reserves
 from shared.errors import FieldError
 from shared.messages import PlaceRequest, Pod
 from shared.subjects import MAX_NAME_BYTES
@@ -43,6 +44,8 @@ class Terms:
 
     hold_us: int
     strategy: str
+    ahead: int = 0
+    """For so many pods places may be held before their turn."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,9 @@ class Asked:
 
 def asked(pod: Mapping[str, Any], terms: Terms) -> Asked | None:
     """None where the pod asks for nothing of ours. A word that is misspelt is never taken for no word (case KU05)."""
-    _known(pod)
-    gpu, realtime = _gpu(pod), _realtime(pod)
+    reserves = resources.reserves(pod)
+    _known(pod, reserves)
+    gpu, realtime = _gpu(reserves), _realtime(pod)
     if gpu is None and realtime:
         needing = f"{GROUP}{next(word for word, field in _WORDS.items() if field in realtime)}"
         raise FieldError(f"limits[{GPU_MILLI}]", "nothing", f"{_MILLI_ALLOWED}: {needing} needs a device")
@@ -67,8 +71,8 @@ def asked(pod: Mapping[str, Any], terms: Terms) -> Asked | None:
         raise FieldError(_annotation("deadline"), "nothing", "a duration such as 50ms: the others say more about it")
     common: dict[str, Any] = {
         "gpu": gpu,
-        "cpu_milli": resources.cpu_milli(pod),
-        "memory_mib": resources.memory_mib(pod),
+        "cpu_milli": reserves.cpu_milli(),
+        "memory_mib": reserves.memory_mib(),
         "priority": _priority(pod),
         "hold_us": terms.hold_us,
         "strategy": terms.strategy,
@@ -80,14 +84,14 @@ def asked(pod: Mapping[str, Any], terms: Terms) -> Asked | None:
     return Asked(request, f"{alike} {gang and gang.size}", gang)
 
 
-def wants(pod: Mapping[str, Any]) -> bool:
+def wants(reserves: Reserves) -> bool:
     """Whether it asks for anything of ours, readable or not."""
-    return any(name.startswith(GROUP) for name in resources.names(pod))
+    return any(name.startswith(GROUP) for name in reserves.names)
 
 
-def _known(pod: Mapping[str, Any]) -> None:
+def _known(pod: Mapping[str, Any], reserves: Reserves) -> None:
     """Raises FieldError for what nobody reads in our group."""
-    for name in sorted(resources.names(pod)):
+    for name in sorted(reserves.names):
         if name.startswith(GROUP) and name not in {GPU_MILLI, GPU_MIB}:
             raise FieldError(f"limits[{name}]", "asked for", f"{GPU_MILLI} and {GPU_MIB}")
     for name in sorted(words_of(pod)):
@@ -119,14 +123,13 @@ def _in_the_pod(field: str) -> str:
 # --- resources ---
 
 
-def _gpu(pod: Mapping[str, Any]) -> dict[str, Any] | None:
-    named = resources.names(pod)
-    milli, mib = _whole(pod, GPU_MILLI), _whole(pod, GPU_MIB)
+def _gpu(reserves: Reserves) -> dict[str, Any] | None:
+    milli, mib = _whole(reserves, GPU_MILLI), _whole(reserves, GPU_MIB)
     if not milli and not mib:
         return None
     if not milli:
         raise FieldError(f"limits[{GPU_MILLI}]", "nothing", f"{_MILLI_ALLOWED}: {GPU_MIB} is memory of that device")
-    if beside := sorted(name for name in named if name.startswith(NVIDIA)):
+    if beside := sorted(name for name in reserves.names if name.startswith(NVIDIA)):
         raise FieldError(
             f"limits[{beside[0]}]", "asked for", f"nothing beside {GPU_MILLI}: two systems would give the pod devices"
         )
@@ -136,8 +139,8 @@ def _gpu(pod: Mapping[str, Any]) -> dict[str, Any] | None:
     return found | ({"memory_mib": mib} if mib else {})
 
 
-def _whole(pod: Mapping[str, Any], name: str) -> int:
-    found = resources.requested(pod, name)
+def _whole(reserves: Reserves, name: str) -> int:
+    found = reserves.requested(name)
     if found.denominator != 1:
         raise FieldError(f"limits[{name}]", str(found), "a whole number")
     return int(found)

@@ -195,6 +195,7 @@ class Core:
 
     def _pod(self, pod: PodSeen) -> list[Effect]:
         self.facts.pod(pod.uid, pod)
+        self.scheduling.ahead.seen(pod.uid, pod.waits)
         return self.releasing.changed(pod, self.now_us)
 
     def _pod_gone(self, uid: str) -> list[Effect]:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from services.kube_bridge import sentences
+from services.kube_bridge.ahead import waiting
 from services.kube_bridge.asked import words_of
 from services.kube_bridge.calls import Answer, BindAsked, FilterAsked
 from services.kube_bridge.scheduling import refuse
@@ -125,6 +126,7 @@ class Extender:
 def _shaped(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     """The pod, if it has the shape of one: what the core may rely on. Raises one of UNREADABLE."""
     PodSeen.of(pod, "")
+    waiting(pod)
     texts = [*(pod["metadata"][name] for name in ("uid", "name", "namespace")), *words_of(pod).values()]
     if not all(isinstance(text, str) for text in texts) or not isinstance(pod["spec"].get("priority") or 0, int):
         raise TypeError("text and a whole number in metadata and priority")

@@ -55,7 +55,7 @@ class Nudging:
     def put_off(self, subject: Subject, condition: Condition, key: Key, world: int, now_us: int) -> bool:
         """Whether it has to wait for others of a higher priority that were refused and might fit as things are."""
         since_us = self._waits_since_us.get(subject.uid, now_us)
-        if now_us - since_us >= HEAD_START_US or not self._comes_after(subject, key, world, now_us):
+        if now_us - since_us >= HEAD_START_US or not self.comes_after(subject, key, world, now_us):
             return False
         self._refused.pop(subject.uid, None)
         self._put(_Refused(subject, condition, key, _ANY_TIME))
@@ -85,7 +85,7 @@ class Nudging:
     def _may_fit(self, each: _Refused, world: int, now_us: int) -> bool:
         return each.world != world and self._verdicts.get(each.key, world, now_us) is None
 
-    def _comes_after(self, subject: Subject, key: Key, world: int, now_us: int) -> bool:
+    def comes_after(self, subject: Subject, key: Key, world: int, now_us: int) -> bool:
         """Whether one above it might fit on a node that it could take."""
         return any(
             each.subject.priority > subject.priority

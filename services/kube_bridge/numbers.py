@@ -13,7 +13,10 @@ _LOADED: Final = Metric(
     "laxity_kube_loaded", "gauge", "1 once pods, nodes and the ledger are known: before it nothing is answered."
 )
 _FILTERS: Final = Metric(
-    "laxity_kube_filters_total", "counter", "Answers to filter by outcome; known_refusal cost nothing.", ("outcome",)
+    "laxity_kube_filters_total",
+    "counter",
+    "Answers to filter by outcome; known_refusal cost nothing, ahead was held before its turn.",
+    ("outcome",),
 )
 _BINDS: Final = Metric("laxity_kube_binds_total", "counter", "Answers to bind by outcome.", ("outcome",))
 _RELEASES: Final = Metric(

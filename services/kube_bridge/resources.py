@@ -7,11 +7,12 @@ that is more, the pod's own resources stand instead of both for what they name, 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil
-from typing import Any
+from typing import Any, Final
 
 from shared.errors import FieldError
 from shared.units import MIB, UnitError, parse_quantity
@@ -20,31 +21,61 @@ Amount = int | Fraction
 """Exact. Whole numbers are whole ones, since parts cost ten times as much to add up, and every pod is counted."""
 
 
-def requested(pod: Mapping[str, Any], name: str) -> Amount:
-    """How much of one resource, exactly; 0 where it asks for none. Raises FieldError naming the place."""
+class Reserves:
+    """Of one pod, and of all whose containers say the same: each amount is read once."""
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        self._spec = spec
+        self._known: dict[str, Amount] = {}
+        self.names = _names(spec)
+        """Every resource that any of its containers names."""
+
+    def requested(self, name: str) -> Amount:
+        """How much of one resource, exactly; 0 where it asks for none. Raises FieldError naming the place."""
+        found = self._known.get(name)
+        if found is None:
+            found = self._known[name] = _requested(self._spec, name)
+        return found
+
+    def cpu_milli(self) -> int:
+        """Rounded up, as Kubernetes does."""
+        return ceil(self.requested("cpu") * 1000)
+
+    def memory_mib(self) -> int:
+        return ceil(self.requested("memory") / MIB)
+
+
+def reserves(pod: Mapping[str, Any]) -> Reserves:
     spec = _of(pod, "spec")
+    said = {kind: spec.get(kind) for kind in ("resources", "overhead")}
+    for kind in ("containers", "initContainers"):
+        said[kind] = [{word: one.get(word) for word in _SAID} for one in _each(spec, kind)]
+    return _reserves(json.dumps(said))
+
+
+@lru_cache(maxsize=1024)
+def _reserves(said: str) -> Reserves:
+    """The pods of one owner say the same."""
+    return Reserves(json.loads(said))
+
+
+_SAID: Final = ("name", "resources", "restartPolicy")
+"""Of a container, all that is looked at here."""
+
+
+def _requested(spec: Mapping[str, Any], name: str) -> Amount:
     of_pod = _asked(_of(spec, "resources"), name, "spec.resources")
     total = of_pod if of_pod is not None else _of_containers(spec, name)
     overhead = _of(spec, "overhead")
     return total + (_read(overhead[name], f"spec.overhead[{name}]") if name in overhead else 0)
 
 
-def cpu_milli(pod: Mapping[str, Any]) -> int:
-    """Rounded up, as Kubernetes does."""
-    return ceil(requested(pod, "cpu") * 1000)
-
-
-def memory_mib(pod: Mapping[str, Any]) -> int:
-    return ceil(requested(pod, "memory") / MIB)
-
-
-def names(pod: Mapping[str, Any]) -> set[str]:
-    """Every resource that any of its containers names."""
-    spec, found = _of(pod, "spec"), set[str]()
-    for one in (spec, *_containers(spec)):
+def _names(spec: Mapping[str, Any]) -> frozenset[str]:
+    found = set[str]()
+    for one in (spec, *_each(spec, "containers"), *_each(spec, "initContainers")):
         resources = _of(one, "resources")
         found.update(_of(resources, "limits"), _of(resources, "requests"))
-    return found
+    return frozenset(found)
 
 
 def quantity(found: Mapping[str, Any], name: str, field: str) -> Amount | None:
@@ -66,7 +97,7 @@ def _of_containers(spec: Mapping[str, Any], name: str) -> Amount:
 
 
 def _of_container(one: Mapping[str, Any], name: str, kind: str) -> Amount:
-    asked = _asked(_of(one, "resources"), name, f"spec.{kind}[{one.get('name', '')}].resources")
+    asked = _asked(_of(one, "resources"), name, f"spec.{kind}[{one['name'] or ''}].resources")
     return asked if asked is not None else 0
 
 
@@ -94,10 +125,6 @@ def _parsed(text: str) -> Amount:
     """The same few texts stand in most pods, several times in each."""
     found = parse_quantity(text)
     return found.numerator if found.denominator == 1 else found
-
-
-def _containers(spec: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-    return (*_each(spec, "containers"), *_each(spec, "initContainers"))
 
 
 def _each(spec: Mapping[str, Any], kind: str) -> Iterable[Mapping[str, Any]]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from services.kube_bridge import sentences
+from services.kube_bridge.ahead import Ahead
 from services.kube_bridge.asked import Terms, asked
 from services.kube_bridge.calls import (
     Answer,
@@ -61,12 +62,17 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class _Filtering:
+    call: FilterAsked
+    """What waits for it; its token is 0 while the pod's turn has not come."""
     subject: Subject
-    offered: tuple[str, ...]
     key: Key
     world: int
-    pods: tuple[Pod, ...]
-    """For each replica of the request that was made."""
+    request: PlaceRequest
+
+    @property
+    def pods(self) -> tuple[Pod, ...]:
+        """For each replica."""
+        return self.request.pods or ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +85,16 @@ class Scheduling:
     """`holds` outlives nothing: another bridge, or the next start, reads the same from the ledger."""
 
     def __init__(
-        self, view: View, releasing: Releasing, claims: Claims, conditions: Conditions, terms: Terms, verdict_us: int
+        self,
+        view: View,
+        releasing: Releasing,
+        claims: Claims,
+        conditions: Conditions,
+        terms: Terms,
+        verdict_us: int,
     ) -> None:
         """`releasing` knows all pods that the API server has shown, and which nodes keep what nobody can give back."""
+        self.ahead = Ahead(terms.ahead)
         self._pods: Mapping[str, PodSeen] = releasing.pods
         self._unheard, self._claims = releasing.unheard, claims
         self._view, self._conditions, self._terms = view, conditions, terms
@@ -99,6 +112,10 @@ class Scheduling:
     # --- filter ---
 
     def filter(self, call: FilterAsked, now_us: int) -> list[Effect]:
+        decided = self._decided_ahead(call, now_us)
+        return self._in_its_turn(call, now_us) if decided is None else decided
+
+    def _in_its_turn(self, call: FilterAsked, now_us: int) -> list[Effect]:
         subject = Subject.of(call.pod)
         try:
             wanted = asked(call.pod, self._terms)
@@ -130,8 +147,67 @@ class Scheduling:
         holds = self._from_ledger(subject.uid) is not None  # then what it holds itself may do
         if not holds and (refused := self._without_asking(call, subject, key, now_us)):
             return refused
-        self._filtering[call.token] = _Filtering(subject, call.nodes, key, self._view.world, request.pods or ())
-        return [AskPlace(call.token, request.model_copy(update={"candidates": self._among(known)}))]
+        asks = _Filtering(call, subject, key, self._view.world, request)
+        return [self._ask(call.token, asks)]
+
+    def _ask(self, token: int, asks: _Filtering) -> Effect:
+        self._filtering[token] = asks
+        return AskPlace(token, asks.request.model_copy(update={"candidates": self._among(asks.key[1])}))
+
+    # --- those whose turn has not come ---
+
+    def _decided_ahead(self, call: FilterAsked, now_us: int) -> list[Effect] | None:
+        """What follows where the placers were asked about it already; None where its turn is as any pod's."""
+        uid = call.pod["metadata"]["uid"]
+        there, under_way = self.ahead.take(uid, call.pod)
+        if not there or self._claims.taking_ours:
+            return None
+        if under_way:
+            asks = self._filtering[under_way]
+            if asks.call.token:
+                return None
+            self._filtering[under_way] = replace(asks, call=call)  # which that answer will be for
+            return []
+        hold = self.holds.get(uid)
+        if hold is None or hold.until_us <= now_us or hold.node in self.unfit or hold.node not in call.nodes:
+            return None
+        self.counters["filter.ahead"] += 1
+        return [self._passes(call.token, (hold.node,)), *self._ask_ahead(call, now_us)]
+
+    def _ask_ahead(self, call: FilterAsked, now_us: int) -> list[Effect]:
+        """Places for some that wait behind a pod that got one, on the nodes that it was offered."""
+        following = self.ahead.next(call.pod, now_us)
+        known = self._known(call.nodes) if following else frozenset()
+        effects: list[Effect] = []
+        for pod in following:
+            subject = Subject.of(pod)
+            try:
+                wanted = asked(pod, self._terms)
+            except FieldError:
+                continue  # it hears of that in its turn
+            if wanted is None or self._from_ledger(subject.uid) is not None:
+                continue
+            key, world = (wanted.kind, known), self._view.world
+            if self._verdicts.get(key, world, now_us) or self.nudging.comes_after(subject, key, world, now_us):
+                continue
+            asks = _Filtering(FilterAsked(0, pod, call.nodes), subject, key, world, wanted.request)
+            effects.append(self._ask(self.ahead.asks(subject.uid, pod), asks))
+        return effects
+
+    def _answered_ahead(self, asks: _Filtering, reply: PlaceReply | None, now_us: int) -> list[Effect]:
+        """Kept for its turn. Where that has come, and this is no place that was offered, it is asked about as any."""
+        pod, call = self.ahead.answered(asks.subject.uid), asks.call
+        if reply is not None and _holds(reply):
+            if not call.token:
+                self._remember_all(asks, reply, now_us)
+                if asks.subject.uid in self._pods:  # else it is given back
+                    self.ahead.held(asks.subject.uid, pod, now_us + self._terms.hold_us)
+            elif reply.placements[0].node in call.nodes:
+                self.counters["filter.ahead"] += 1
+                return self._held(asks, reply, now_us)
+        elif reply is not None and reply.outcome == State.REJECTED:
+            self._verdicts.put(asks.key, self._refusal(asks, reply, now_us))
+        return self._in_its_turn(call, now_us) if call.token else []
 
     def _known(self, offered: Iterable[str]) -> frozenset[str]:
         """Those of them that can be placed on; the same object where they are the same as the last time, since to look
@@ -223,43 +299,52 @@ class Scheduling:
         asked = self._filtering.pop(event.token, None)
         if asked is None:
             return []
-        reply = event.reply
+        reply, token = event.reply, asked.call.token
+        if event.token < 0:
+            return self._answered_ahead(asked, reply, now_us)
         if reply is None:
             self.counters["filter.no_answer"] += 1
-            return [_unfiltered(event.token, sentences.NO_ANSWER)]
+            return [_unfiltered(token, sentences.NO_ANSWER)]
         self.counters[f"filter.{reply.outcome}"] += 1
-        if reply.outcome in _PLACED and reply.placements and reply.generation:
-            return self._held(event.token, asked, reply, now_us)
+        if _holds(reply):
+            return self._held(asked, reply, now_us)
         if reply.outcome == State.REJECTED:
-            return self._rejected(event.token, asked, reply, now_us)
-        return self._odd(event.token, asked, reply, now_us)
+            return self._rejected(asked, reply, now_us)
+        return self._odd(asked, reply, now_us)
 
-    def _held(self, token: int, asked: _Filtering, reply: PlaceReply, now_us: int) -> list[Effect]:
+    def _held(self, asked: _Filtering, reply: PlaceReply, now_us: int) -> list[Effect]:
+        self._remember_all(asked, reply, now_us)
+        call, node = asked.call, self.holds[asked.subject.uid].node
+        if node not in call.nodes:
+            again = reply.outcome == State.HELD  # which the next filter replaces
+            why = sentences.ELSEWHERE
+            return [_unfiltered(call.token, why) if again else self._none(call.token, call.nodes, why)]
+        return [self._passes(call.token, (node,)), *self._ask_ahead(call, now_us)]
+
+    def _remember_all(self, asked: _Filtering, reply: PlaceReply, now_us: int) -> None:
+        """Of a gang each."""
         assert reply.generation is not None
         assert reply.request_id is not None
         until_us = now_us + self._terms.hold_us // 2
         for each in reply.placements:
             uid = asked.pods[each.replica].uid
             self._remember(uid, Hold(each.node, reply.generation, reply.request_id, until_us))
-        node = self.holds[asked.subject.uid].node
-        if node not in asked.offered:
-            again = reply.outcome == State.HELD  # which the next filter replaces
-            why = sentences.ELSEWHERE
-            return [_unfiltered(token, why) if again else self._none(token, asked.offered, why)]
-        return [self._passes(token, (node,))]
 
-    def _rejected(self, token: int, asked: _Filtering, reply: PlaceReply, now_us: int) -> list[Effect]:
-        sentence = sentences.sentence(reply.reasons)
+    def _refusal(self, asked: _Filtering, reply: PlaceReply, now_us: int) -> Refusal:
         condition = sentences.refused(reply, len(asked.key[1]), self._unheard())
-        self._verdicts.put(asked.key, Refusal(sentence, condition, asked.world, now_us))
-        self.nudging.refused(asked.subject, condition, asked.key, asked.world)
-        said = self._conditions.say(asked.subject, condition, now_us)
-        return [self._none(token, asked.offered, sentence, asked.key[1]), *said]
+        return Refusal(sentences.sentence(reply.reasons), condition, asked.world, now_us)
 
-    def _odd(self, token: int, asked: _Filtering, reply: PlaceReply, now_us: int) -> list[Effect]:
+    def _rejected(self, asked: _Filtering, reply: PlaceReply, now_us: int) -> list[Effect]:
+        refusal = self._refusal(asked, reply, now_us)
+        self._verdicts.put(asked.key, refusal)
+        self.nudging.refused(asked.subject, refusal.condition, asked.key, asked.world)
+        said = self._conditions.say(asked.subject, refusal.condition, now_us)
+        return [self._none(asked.call.token, asked.call.nodes, refusal.sentence, asked.key[1]), *said]
+
+    def _odd(self, asked: _Filtering, reply: PlaceReply, now_us: int) -> list[Effect]:
         """Its request has ended, was another one, or cannot be decided at all."""
         if reply.error is not None and reply.error.field == "(ledger)":
-            return [_unfiltered(token, sentences.DOUBTFUL)]
+            return [_unfiltered(asked.call.token, sentences.DOUBTFUL)]
         sentence = sentences.OVER
         condition = sentences.plain("Over", f"its request is {reply.outcome}: make a new pod")
         if reply.error is not None:
@@ -267,7 +352,7 @@ class Scheduling:
             fault = FieldError(reply.error.field, reply.error.found, reply.error.allowed)
             condition = sentences.unreadable(fault)
         said = self._conditions.say(asked.subject, condition, now_us)
-        return [self._none(token, asked.offered, sentence), *said]
+        return [self._none(asked.call.token, asked.call.nodes, sentence), *said]
 
     # --- bind ---
 
@@ -349,6 +434,7 @@ class Scheduling:
         """The pod is gone."""
         self.holds.pop(uid, None)
         self.nudging.forget(uid)
+        self.ahead.forget(uid)
         for gang in [gang for gang, (subject, _) in self._incomplete_gangs.items() if subject.uid == uid]:
             del self._incomplete_gangs[gang]
 
@@ -396,6 +482,11 @@ def _filtered(nodes: tuple[str, ...], whys: Mapping[str, str], error: str = "") 
         "FailedAndUnresolvableNodes": dict(whys),
         "Error": error,
     }
+
+
+def _holds(reply: PlaceReply) -> bool:
+    """It names a place."""
+    return reply.outcome in _PLACED and bool(reply.placements) and bool(reply.generation)
 
 
 def _on(reply: PlaceReply, node: str) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from services.kube_bridge import resources
+from services.kube_bridge.ahead import Waiting, waiting
 from services.kube_bridge.asked import DEVICES, GROUP, LABELS, NVIDIA, wants
 from services.kube_bridge.claims import claims_of
-from services.kube_bridge.gangs import Member, gang_of
+from services.kube_bridge.gangs import GANG, Member, gang_of
+from services.kube_bridge.resources import Reserves
 from shared.errors import FieldError
 from shared.messages.ledger import ContainerLabels
 from shared.units import MIB
@@ -21,6 +23,7 @@ DIRECT: Final = "laxity-direct"
 """Scheduler of pods that our backend makes and binds: there is none of that name."""
 NOTHING: Final = "void"
 _ENDED: Final = {"Succeeded", "Failed"}
+Amount = TypeVar("Amount", int, resources.Amount)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class PodSeen:
     unscheduled: str = ""
     """Why its scheduler finds no node for it, in that one's words."""
     being_deleted: bool = False
+    waits: Waiting | None = None
+    """Where nobody has answered it yet."""
 
     @property
     def bound_by_others(self) -> bool:
@@ -78,6 +83,7 @@ class PodSeen:
     @classmethod
     def of(cls, pod: Mapping[str, Any], scheduler: str) -> PodSeen:
         meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
+        reserves = resources.reserves(pod)
         return cls(
             uid=meta["uid"],
             namespace=meta["namespace"],
@@ -85,11 +91,11 @@ class PodSeen:
             node=spec.get("nodeName") or "",
             ended=status.get("phase") in _ENDED,
             ours=spec.get("schedulerName") == scheduler,
-            wants=wants(pod),
+            wants=wants(reserves),
             devices=(meta.get("annotations") or {}).get(DEVICES),
-            cpu_milli=_unless_unreadable(resources.cpu_milli, pod),
-            memory_mib=_unless_unreadable(resources.memory_mib, pod),
-            nvidia_gpus=_unless_unreadable(_nvidia_gpus, pod) or 0,
+            cpu_milli=_unless_unreadable(reserves.cpu_milli),
+            memory_mib=_unless_unreadable(reserves.memory_mib),
+            nvidia_gpus=int(_unless_unreadable(lambda: reserves.requested(f"{NVIDIA}gpu")) or 0),
             made_by_us=spec.get("schedulerName") == DIRECT,
             says=condition_of(pod),
             member=_member(pod),
@@ -97,6 +103,7 @@ class PodSeen:
             request_id=_request_id(pod),
             unscheduled=_unscheduled(pod),
             being_deleted="deletionTimestamp" in meta,
+            waits=_waits(pod, scheduler, reserves),
         )
 
 
@@ -156,6 +163,14 @@ def _unscheduled(pod: Mapping[str, Any]) -> str:
     return said.message or said.reason if said is not None and said.status == "False" else ""
 
 
+def _waits(pod: Mapping[str, Any], scheduler: str, reserves: Reserves) -> Waiting | None:
+    meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
+    over = spec.get("nodeName") or status.get("phase") in _ENDED or "deletionTimestamp" in meta
+    if over or spec.get("schedulerName") != scheduler or not wants(reserves) or GANG in (meta.get("labels") or {}):
+        return None
+    return None if condition_of(pod) or _unscheduled(pod) else waiting(pod)
+
+
 def _request_id(pod: Mapping[str, Any]) -> str | None:
     text = (pod["metadata"].get("annotations") or {}).get(LABELS)
     try:
@@ -176,10 +191,6 @@ def _member(pod: Mapping[str, Any]) -> Member | None:
     return Member(meta["uid"], meta["name"], gang, not taken)
 
 
-def _nvidia_gpus(pod: Mapping[str, Any]) -> int:
-    return int(resources.requested(pod, f"{NVIDIA}gpu"))
-
-
 def _allocatable(allocatable: Mapping[str, Any], name: str, scale: Fraction) -> int | None:
     """Rounded down: what is not whole cannot be promised."""
     try:
@@ -189,8 +200,8 @@ def _allocatable(allocatable: Mapping[str, Any], name: str, scale: Fraction) -> 
     return None if found is None else int(found * scale)
 
 
-def _unless_unreadable(read: Callable[[Mapping[str, Any]], int], pod: Mapping[str, Any]) -> int | None:
+def _unless_unreadable(read: Callable[[], Amount]) -> Amount | None:
     try:
-        return read(pod)
+        return read()
     except FieldError:
         return None

@@ -22,7 +22,7 @@ SERVICE = Service(
     about="Translates between Kubernetes and the bus: answers kube-scheduler, tells of nodes, gives back what is over.",
     listens=(
         Listen(LEDGER, "watch", about="the requests of pods, and when something reserved goes"),
-        Listen(NODES, "watch", about="which nodes have devices, and when that changes"),
+        Listen(NODES, "watch", keys="node.*", about="which nodes have devices, and when that changes"),
         Listen(
             "pods",
             "request",
@@ -52,7 +52,7 @@ async def serve(settings: KubeBridgeSettings) -> None:
     core = Core(
         instance,
         Subjects(settings.prefix),
-        Terms(settings.hold_us, settings.strategy),
+        Terms(settings.hold_us, settings.strategy, settings.ahead),
         verdict_us=settings.verdict_us,
         condition_us=settings.condition_us,
         patience_us=settings.patience_us,

@@ -47,6 +47,10 @@ class KubeBridgeSettings(ServiceSettings):
     hold_us: int = Field(default=30_000_000, ge=1_000_000, le=3_600_000_000)
     """How long a place is held for a pod between filter and bind: volumes may have to be made in between. All bridges
     of a cluster need the same."""
+    ahead: int = Field(default=16, ge=0, le=256)
+    """For so many pods that wait behind the one that kube-scheduler asks about places may be held before their turn:
+    what is asked together is committed together. Where such a turn never comes, a place is kept in vain for `hold_us`.
+    0: each pod is asked about in its turn alone."""
     verdict_us: int = Field(default=10_000_000, ge=0)
     """For so long a refusal stands while nothing becomes free: what changes without a word, such as learned times, is
     asked about anew after it."""

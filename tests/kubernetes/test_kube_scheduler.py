@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import time
 
 import pytest
@@ -62,6 +63,22 @@ async def test_KU11_32_pods_at_once_onto_devices_that_just_suffice_and_no_bind_f
     given = [each["metadata"]["annotations"]["laxity.dev/devices"] for each in found]
     assert 32 == len(set(given))
     assert [] == [event["note"] for event in events(kube, pods) if event["reason"] == "FailedScheduling"]
+
+
+async def test_pods_that_wait_behind_one_get_places_before_their_turn(
+    cluster: Scheduled, kube: KubeCluster, pods: str
+) -> None:
+    await cluster.start("k1", "k2", devices=8)
+    scheduler = cluster.brains[0].scheduler
+    scheduler.signal(signal.SIGSTOP)
+    for name in (names := [f"p{number}" for number in range(16)]):
+        await asyncio.to_thread(kube.admin.create, pods, pod(name, gpu_milli="1000"))
+    scheduler.signal(signal.SIGCONT)
+    found = [await cluster.until_bound(f"{pods}/{name}") for name in names]
+
+    given = [each["metadata"]["annotations"]["laxity.dev/devices"] for each in found]
+    assert 16 == len(set(given))
+    assert cluster.extender.numbers()["ahead"] > 0
 
 
 def events(kube: KubeCluster, pods: str) -> list[Json]:

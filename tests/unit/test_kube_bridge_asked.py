@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.kube_bridge.asked import Terms, asked, wants
-from services.kube_bridge.resources import cpu_milli, memory_mib, requested
+from services.kube_bridge.resources import reserves
 from shared.errors import FieldError
 from shared.messages import Kind, PlaceRequest
 from tests.kube_pods import container, pod
@@ -67,7 +67,7 @@ def test_pods_that_ask_for_the_same_ask_it_for_themselves_and_another_word_is_an
     ],
 )
 def test_cpu_is_read_as_kubernetes_does_and_rounded_up(text: object, milli: int) -> None:
-    assert milli == cpu_milli(pod(containers=[container(cpu=text)]))
+    assert milli == reserves(pod(containers=[container(cpu=text)])).cpu_milli()
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,13 @@ def test_cpu_is_read_as_kubernetes_does_and_rounded_up(text: object, milli: int)
     [("1Gi", 1024), ("1G", 954), ("128974848", 123), ("129e6", 124), ("129M", 124), ("123Mi", 123), ("1", 1)],
 )
 def test_memory_is_in_bytes_and_rounded_up(text: str, mib: int) -> None:
-    assert mib == memory_mib(pod(containers=[container(memory=text)]))
+    assert mib == reserves(pod(containers=[container(memory=text)])).memory_mib()
 
 
 @pytest.mark.parametrize("text", ["1x", "", "1 Gi", "Ki", "1e", "--1", "1KI"])
 def test_a_quantity_that_kubernetes_would_not_take_is_named(text: str) -> None:
     with pytest.raises(FieldError) as raised:
-        cpu_milli(pod(containers=[container("web", cpu=text)]))
+        reserves(pod(containers=[container("web", cpu=text)])).cpu_milli()
 
     assert "spec.containers[web].resources.requests[cpu]" == raised.value.field
     assert "a number with one of" in raised.value.allowed
@@ -93,21 +93,27 @@ def test_sidecars_add_up_and_of_other_init_containers_the_largest_counts() -> No
     late = container("late", cpu="50m") | {"restartPolicy": "Always"}
     containers = [container("a", cpu="200m"), container("b", cpu="300m")]
 
-    assert 650 == cpu_milli(pod(containers=containers, initContainers=[sidecar, container("i", cpu="500m"), late]))
-    assert 1100 == cpu_milli(pod(containers=containers, initContainers=[sidecar, container("i", cpu="1"), late]))
+    assert (
+        650
+        == reserves(pod(containers=containers, initContainers=[sidecar, container("i", cpu="500m"), late])).cpu_milli()
+    )
+    assert (
+        1100
+        == reserves(pod(containers=containers, initContainers=[sidecar, container("i", cpu="1"), late])).cpu_milli()
+    )
 
 
 def test_the_resources_of_the_pod_stand_instead_and_its_overhead_comes_on_top() -> None:
     found = pod(containers=[container(cpu="2", memory="1Gi")], resources={"requests": {"cpu": "1"}})
     found["spec"]["overhead"] = {"cpu": "250m"}
 
-    assert (1250, 1024) == (cpu_milli(found), memory_mib(found))
+    assert (1250, 1024) == (reserves(found).cpu_milli(), reserves(found).memory_mib())
 
 
 def test_a_limit_without_a_request_is_both() -> None:
     found = pod(containers=[{"name": "a", "resources": {"limits": {"cpu": "3"}}}])
 
-    assert Fraction(3) == requested(found, "cpu")
+    assert Fraction(3) == reserves(found).requested("cpu")
 
 
 # --- what it asks of us ---
@@ -117,7 +123,7 @@ def test_a_pod_without_our_resources_asks_for_nothing() -> None:
     plain = pod(containers=[container(cpu="1")])
 
     assert asked(plain, TERMS) is None
-    assert not wants(plain)
+    assert not wants(reserves(plain))
 
 
 def test_a_share_with_its_deadline_is_a_request_by_the_uid_of_the_pod() -> None:
@@ -196,3 +202,20 @@ def test_what_cannot_be_read_or_contradicts_itself_is_named(found: dict[str, Any
 
     assert field == fault.field
     assert allowed in fault.allowed
+
+
+@pytest.mark.parametrize(
+    "spec, milli",
+    [
+        ({"containers": [container("web", cpu="200m")]}, 200),
+        ({"containers": [container("web", cpu="100m"), container("log", cpu="100m")]}, 200),
+        ({"initContainers": [container("web", cpu="300m")]}, 300),
+        ({"initContainers": [container("web", cpu="300m") | {"restartPolicy": "Always"}]}, 400),
+        ({"resources": {"requests": {"cpu": "50m"}}}, 50),
+        ({"overhead": {"cpu": "10m"}}, 110),
+    ],
+)
+def test_pods_that_say_the_same_are_read_once_and_others_by_themselves(spec: dict[str, Any], milli: int) -> None:
+    one = pod(containers=[container("web", cpu="100m")])
+    assert reserves(one) is reserves(pod("other", "u-2", containers=[container("web", cpu="100m")], priority=5))
+    assert (100, milli) == (reserves(one).cpu_milli(), reserves(one | {"spec": one["spec"] | spec}).cpu_milli())
