@@ -283,11 +283,12 @@ class Core:
         if not self.chooser.reaches(node):
             self.counters["nodes.without_backend"] += node not in self._facts
             return
-        known = self._facts.pop(node, None)
+        self._facts.pop(node, None)
         if facts is not None:
             self._facts[node] = facts
+        before = self.cluster.facts_changes
         self.cluster.set_facts(node, None if self._unreadable(node) else facts, self.now_us)
-        if known is None or facts is None or _timeless(known) != _timeless(facts):
+        if self.cluster.facts_changes != before:
             self.leader.queue.node_changed(node)
 
     def _identity_changed(self) -> None:
@@ -469,7 +470,3 @@ class Core:
 
 def _comes_later(effect: Effect) -> bool:
     return not isinstance(effect, Reply)
-
-
-def _timeless(facts: NodeFacts) -> NodeFacts:
-    return facts.model_copy(update={"at_us": 0})
