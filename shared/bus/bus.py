@@ -202,12 +202,17 @@ class Bus:
         return (await self._js.store(f"$KV.{name}.{key}", value, {})).seq
 
     async def watch(
-        self, bucket: str, handler: Callable[[KeyChanged | WatchReplayed], Awaitable[None]], keys: str = ">"
+        self,
+        bucket: str,
+        handler: Callable[[KeyChanged | WatchReplayed], Awaitable[None]],
+        keys: str = ">",
+        at_once: Callable[[KeyChanged], bool] = lambda _: False,
     ) -> NoReturn:
         """Every key, WatchReplayed, then every change, until cancelled; all again after a gap. Of some ``keys`` alone
-        where they are said, with the wildcards of subjects."""
+        where they are said, with the wildcards of subjects. ``at_once`` is asked first: whether it has taken the change
+        without a wait."""
         name = named(bucket, self.settings.prefix)
-        await Watch(self._js, name, bucket, handler, self._told, self.ensure_streams, keys).run()
+        await Watch(self._js, name, bucket, handler, self._told, self.ensure_streams, keys, at_once=at_once).run()
 
     async def backup(self, bucket: str, write: Callable[[bytes], object]) -> dict[str, Any]:
         """The whole bucket with its revisions, in chunks to ``write``; returns what ``restore`` needs beside them."""

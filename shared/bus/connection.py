@@ -331,19 +331,25 @@ class Connection:
 
         return Listening(await self._client.subscribe(subject, queue, guarded, None, 0, limit, PENDING_BYTES))
 
-    async def take(self, subject: str, handler: Handler) -> Listening:
-        """As ``subscribe``, for much that the server itself holds back: no limit, not the client's queue, no drain."""
+    async def take(self, subject: str, handler: Handler, at_once: Callable[[Msg], bool] = lambda _: False) -> Listening:
+        """As ``subscribe``, for much that the server itself holds back: no limit, not the client's queue, no drain.
+
+        ``at_once`` is asked first, where nothing waits: whether it has handled the message, which then costs no task.
+        """
         waiting, something = deque[Msg](), asyncio.Event()
 
         def heard(msg: Msg) -> None:
+            with contextlib.suppress(Exception):  # met again by the handler, where it is counted and told
+                if not something.is_set() and at_once(msg):
+                    return
             waiting.append(msg)
             something.set()
 
         async def work() -> None:
             while await something.wait():
-                something.clear()
                 while waiting:
                     await self._guarded(handler, waiting.popleft())
+                something.clear()
 
         return Listening(await self._client.hear(subject, heard), asyncio.create_task(work()))
 
