@@ -16,7 +16,7 @@ from typing import Any
 from services.placer.core.capabilities import Capabilities
 from services.placer.core.carrying import Carrying
 from services.placer.core.cluster import Cluster
-from services.placer.core.commits import Batch, GroupCommit, after_write, was_written
+from services.placer.core.commits import Batch, GroupCommit, PlanNext, after_write, was_written
 from services.placer.core.containers import PlaceStreamAt, Read, ReadDone
 from services.placer.core.delivery import Delivery
 from services.placer.core.following import Following
@@ -129,7 +129,10 @@ class Core:
         handler = self._handlers.get(type(event))
         if handler is not None:
             handler(event)
-        self._pump()
+        if self.commits.ready and any(isinstance(effect, Reply) for effect in self._effects):
+            self._effects.append(PlanNext())
+        else:
+            self._pump()
         effects, self._effects = self._effects, []
         return effects
 
