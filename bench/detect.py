@@ -106,7 +106,7 @@ def swinging(seconds: float, seed: int) -> None:
 
 
 async def hopping(url: str, seconds: float) -> None:
-    """The bare publish into the stream, stamped when it is sent; now and then a bare commit as large as the list's.
+    """The bare publish into the stream, stamped when it is sent; now and then a bare commit of several keys.
 
     Prints how long the commits took.
     """
@@ -311,9 +311,10 @@ NOTES: Final = (
     "Real: server, monitor, tracker, node-list, containers' rings, clock. Simulated: the devices. Background: "
     f"{2 * TASKS_PER_S} events/s. missed: from deadline + {GUARD_US} us to the event. at_risk_listed, recovered_listed "
     "are from the end that made the record cross its bound to the list's change. What is late is published at once, "
-    "ends in time gather: a recovery takes up to 50 ms more and has no target. A change of the list is a batch commit, "
-    "for which the server forces five writes to its disk with file storage: `commit` is a bare one. Limit: ring poll + "
-    "4 x hop's p99; limit_with_a_commit, to which nothing is held: a bare commit in the place of one hop."
+    "ends in time gather: a recovery takes up to 50 ms more and has no target. One node that changes is a single "
+    "message, several are a batch commit, for which the server forces five writes to its disk with file storage: "
+    "`commit` is a bare one. Limit: ring poll + 4 x hop's p99; limit_with_a_commit, to which nothing is held: a bare "
+    "commit in the place of one hop."
 )
 
 

@@ -56,6 +56,7 @@ CONTRACT = (
     messages.NodesReply,
     messages.ListDelta,
     messages.ListsRecord,
+    messages.RecordInside,
     messages.BusEvent,
     messages.LedgerIdentity,
     messages.Lease,

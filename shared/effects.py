@@ -168,12 +168,16 @@ class ReadFrom:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One key of a commit: its new value (None deletes) and the revision it must have now (0 = absent)."""
+    """One key of a commit: its new value (None deletes) and the revision it must have now (0 = absent).
+
+    ``fence``: the key that must have that revision instead, such as a lease; only where nothing else is written.
+    """
 
     key: str
     value: bytes | None
     expected: int
     ttl_s: int | None = None
+    fence: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,11 @@ class Tenure:
         self._seen_us: int | None = None
 
     @property
+    def ours(self) -> bool:
+        """Whether we wrote it last, as far as we have seen: nobody else has written since."""
+        return self.lease is not None and self.lease.holder == self.holder
+
+    @property
     def stream_seq(self) -> int:
         """What the last holder's other keys include, as far as it has said so."""
         return (self.lease.stream_seq or 0) if self.lease else 0
@@ -34,12 +39,15 @@ class Tenure:
         self.revision = change.revision
         self._seen_us = now_us if change.value else None
         self.lease = Lease.trusted(change.value) if change.value else None
-        if self.lease is None or self.lease.holder != self.holder:
-            self.active = False
+        self.active = self.active and self.ours
 
     def absent(self) -> None:
         """A replay of the bucket did not name the key."""
         self.revision, self._seen_us, self.lease, self.active = 0, None, None, False
+
+    def doubt(self) -> None:
+        """A write of ours may be there, or still come: once the lease is renewed it is there or never will be."""
+        self.active = False
 
     def rebase(self, gap_us: int) -> None:
         """We heard nothing for ``gap_us``, so that time says nothing about the holder."""
@@ -48,7 +56,7 @@ class Tenure:
 
     def may_write(self, now_us: int) -> bool:
         """It is ours or free: absent, or not renewed for its time since we saw it."""
-        if self.active or self.lease is None or self._seen_us is None or self.lease.holder == self.holder:
+        if self.active or self.lease is None or self._seen_us is None or self.ours:
             return True
         return now_us - self._seen_us > self.lease.ttl_us
 

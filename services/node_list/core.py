@@ -1,8 +1,10 @@
 """The node-list's state machine: heartbeats, reservations and warnings in, ordered lists and rt_nodes out; no I/O.
 
 Every instance keeps the whole view and answers rt.nodes from what is published; one of them, the holder of the lease,
-writes rt_nodes and says node events and the changes of the lists. Each write carries the lease with its expected
-revision, so a deposed writer's write fails whole.
+writes rt_nodes and says node events and the changes of the lists. A write of one node is a single message, which the
+server takes only while the lease has the revision that we gave it; one of several is a batch that carries the lease. So
+a deposed writer's write fails whole. Who takes the lease, or does not know what became of a write, renews it alone and
+waits for the watch to bring that: what was written before is known then, and nothing of it can come any more.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ from shared.messages import (
     NodeFacts,
     NodeReservations,
     NodesQuery,
+    RecordInside,
 )
 from shared.subjects import DEADLINES, LEDGER, LISTS_KEY, NODES, Subjects, decode, lease_key, node_key
 
@@ -65,16 +68,15 @@ STALL_US = 1_000_000
 class Writing:
     """The commit in flight."""
 
-    commit: int
-    nodes: dict[str, NodeFacts]
+    sent: Commit
+    nodes: Mapping[str, NodeFacts]
     lists: Plan | None
-    lease: Write
 
     def revisions(self, done: CommitDone) -> Mapping[str, int]:
-        """What it made of each key; nothing where it was not written. Where that was unknown, its lease tells."""
-        current = {change.key: change for change in done.current}
-        if LEASE in current and current[LEASE].value == self.lease.value:
-            return {key: change.revision for key, change in current.items()}
+        """What it made of each key; nothing where it was not written. Where that was unknown, its last key tells."""
+        current, last = {change.key: change for change in done.current}, self.sent.writes[-1]
+        if last.key in current and current[last.key].value == last.value:
+            return {write.key: current[write.key].revision for write in self.sent.writes}
         return done.revisions
 
 
@@ -95,11 +97,15 @@ class Core:
         """Nodes whose facts may differ from what rt_nodes has."""
         self._replayed: set[str] = set()
         self._writing: Writing | None = None
-        self._wrote: dict[str, tuple[bytes, Message]] = {}
-        """By key, what the last commit was to write: it comes back by the watch, and need not be read."""
+        self._wrote: dict[str, tuple[bytes, tuple[Message, ...]]] = {}
+        """By key, what was to be written last, the lease aside: it comes back by the watch, and need not be read."""
         self._commit = 0
-        self._watched = self._behind = 0
-        """The revisions of rt_nodes up to which the watch has brought it, and up to which it must before we write."""
+        self._watched = 0
+        """The revision of rt_nodes that the watch has brought last."""
+        self._behind = 0
+        """That of our lease, up to which the watch must come before we write anything else; 0 once it has."""
+        self._untold: set[str] | None = None
+        """Nodes whose changes may be written and not said; None while somebody else wrote last: then any."""
         self._ticked_us: int | None = None
         self._wall_us = 0
         self._deaf = False
@@ -202,35 +208,47 @@ class Core:
 
     def _published(self, change: KeyChanged, now_us: int, *, watched: bool) -> None:
         """rt_nodes has it. The lists take it from the watch alone, which brings whole writes in their order."""
-        self._watched = max(self._watched, change.revision) if watched else self._watched
+        self._watched = change.revision if watched else self._watched
         if change.key == LEASE:
             self.lease.changed(change, now_us)
+            self._noted_lease()
         if change.key == LEASE and watched:
             self.lists.whole()
         elif change.key == LISTS_KEY and watched:
-            self.lists.found_record(self._value(ListsRecord, change), change.revision)
+            self.lists.found_key(self._value(ListsRecord, change), change.revision)
         elif change.key.startswith("node."):
-            view = self._view(decode(change.key.removeprefix("node.")), now_us)
-            facts = self._value(NodeFacts, change)
-            if watched and self.lists.found(view.name, facts, change.revision):
-                self._by_whom(view)
-            if change.revision > view.revision:
-                view.found(facts, change.revision)
+            self._published_node(change, now_us, watched=watched)
+
+    def _published_node(self, change: KeyChanged, now_us: int, *, watched: bool) -> None:
+        view = self._view(decode(change.key.removeprefix("node.")), now_us)
+        facts = self._value(NodeFacts, change)
+        if watched and self.lists.found(view.name, facts, change.revision):
+            self._by_whom(view, change)
+        if change.revision > view.revision:
+            view.found(facts, change.revision)
+        inside = self._value(RecordInside, change) if watched and facts else None
+        if inside and inside.lists:
+            self.lists.found_record(inside.lists, change.revision)
 
     def _value(self, model: type[Told], change: KeyChanged) -> Told | None:
         """What a key of our own says; one that cannot be read is as good as none, and written anew."""
-        body, wrote = self._wrote.get(change.key, (None, None))
-        if isinstance(wrote, model) and body == change.value:
-            return wrote
+        body, wrote = self._wrote.get(change.key, (None, ()))
+        if body == change.value and (known := next((each for each in wrote if isinstance(each, model)), None)):
+            return known
         try:
             return model.trusted(change.value) if change.value else None
         except FieldError:
             self.counters[f"malformed.{change.bucket}"] += 1
             return None
 
-    def _by_whom(self, view: NodeView) -> None:
-        """While we are the writer and do not write that node, nobody should."""
-        if self.lease.active and not (self._writing and view.name in self._writing.nodes):
+    def _noted_lease(self) -> None:
+        """Whoever has taken it may have written any node since."""
+        if not self.lease.ours:
+            self._untold, self._behind, self.lists.foreign = None, 0, False
+
+    def _by_whom(self, view: NodeView, change: KeyChanged) -> None:
+        """While we are the writer, nobody else should write a node."""
+        if self._untold is not None and change.value != self._wrote.get(change.key, (None,))[0]:
             self.lists.foreign = True
             self._mark(view)
 
@@ -251,12 +269,12 @@ class Core:
             self._replayed_nodes(keys)
 
     def _replayed_nodes(self, keys: frozenset[str]) -> None:
-        self._behind = 0
-        self.lists.whole()
         if LEASE not in keys:
             self.lease.absent()
+            self._noted_lease()
         if LISTS_KEY not in keys:
-            self.lists.found_record(None, 0)
+            self.lists.lost()
+        self.lists.whole()
 
     # --- time ---
 
@@ -309,35 +327,51 @@ class Core:
     # --- writing rt_nodes, by the holder of the lease alone ---
 
     def _write(self, now_us: int) -> list[Effect]:
-        if not (self._unwritten or self.lists.foreign or self.lease.due(now_us)):
+        if not (self._unwritten or self.lists.foreign or self._behind or self.lease.due(now_us)):
             return []
         if self._writing or self._stopping or not {NODES, LEDGER, DEADLINES} <= self._replayed:
             return []
-        if self._watched < self._behind or not self.lease.may_write(now_us):
+        if not self.lease.may_write(now_us) or (self.lease.active and self._watched < self._behind):
             return []
-        nodes = self._changed_facts() if self.lease.active else {}
-        lists = self._changed_lists(nodes) if self.lease.active else None
-        if not nodes and not lists and not self.lease.due(now_us):
-            return []
-        self._commit += 1
-        self._writing, self._wrote = Writing(self._commit, nodes, lists, self.lease.renewal()), {}
-        return [Commit(self._commit, NODES, tuple(self._writes(self._writing)))]
+        if self.lease.due(now_us):
+            return [self._send({}, None)]
+        said = self._caught_up() if self._behind else []
+        nodes = self._changed_facts()
+        lists = self.lists.plan(nodes, self._wall_us, f"{self.lease.holder}/{self._commit}")
+        if nodes or lists:
+            self._wrote = {}
+            said.append(self._send(nodes, lists))
+        return said
 
-    def _writes(self, writing: Writing) -> Iterator[Write]:
-        for name, facts in writing.nodes.items():
+    def _send(self, nodes: Mapping[str, NodeFacts], lists: Plan | None) -> Commit:
+        self._commit += 1
+        commit = Commit(self._commit, NODES, tuple(self._writes(nodes, lists)))
+        self._writing = Writing(commit, nodes, lists)
+        return commit
+
+    def _writes(self, nodes: Mapping[str, NodeFacts], lists: Plan | None) -> Iterator[Write]:
+        """The lease alone where there is nothing else."""
+        if lists and self.lists.newest and lists.fits_a_node and len(nodes) == 1:
+            (facts,) = nodes.values()
+            yield self._alone(facts, lists.record)
+            return
+        for name, facts in nodes.items():
             yield self._put(node_key(name), facts, self.nodes[name].revision)
-        # who takes over writes the lists as they were: so it knows for sure how far they had come
-        if record := writing.lists.record if writing.lists else None if self.lease.active else self.lists.record:
-            yield self._put(LISTS_KEY, record, self.lists.key_revision)
-        yield writing.lease
+        if lists:
+            yield self._put(LISTS_KEY, lists.record, self.lists.key_revision)
+        yield self.lease.renewal()
 
     def _put(self, key: str, value: Message, expected: int) -> Write:
         body = value.to_json()
-        self._wrote[key] = body, value
+        self._wrote[key] = body, (value,)
         return Write(key, body, expected)
 
-    def _changed_lists(self, nodes: dict[str, NodeFacts]) -> Plan | None:
-        return self.lists.plan(nodes, self._wall_us, f"{self.lease.holder}/{self._commit}")
+    def _alone(self, facts: NodeFacts, record: ListsRecord) -> Write:
+        """With file storage the server forces each batch to its disk, and a single message not."""
+        key, inside = node_key(facts.node), RecordInside(lists=record)
+        body = facts.to_json()[:-1] + b"," + inside.to_json()[1:]
+        self._wrote[key] = body, (facts, inside)
+        return Write(key, body, self.lease.revision, fence=LEASE)
 
     def _changed_facts(self) -> dict[str, NodeFacts]:
         """The facts that differ from what is published, at most one write's worth."""
@@ -353,37 +387,47 @@ class Core:
         return found
 
     def _committed(self, done: CommitDone, now_us: int) -> list[Effect]:
-        if self._writing is None or done.commit != self._writing.commit:
+        if self._writing is None or done.commit != self._writing.sent.commit:
             return []
         written, self._writing = self._writing, None
         revisions = written.revisions(done)
         if not revisions:
             return self._not_written(done, written, now_us)
-        became = self.lease.renewed(revisions[LEASE], now_us)
+        if LEASE in revisions and self.lease.renewed(revisions[LEASE], now_us):
+            self._behind = revisions[LEASE]
         effects: list[Effect] = []
         for name, facts in written.nodes.items():
             revision = revisions[node_key(name)]
             effects += self._say(name, self.nodes[name].written(facts, revision))
             self.lists.written(name, facts, revision)
-        if LISTS_KEY in revisions:
-            self.lists.written_record(written.lists, revisions[LISTS_KEY])
-            effects += map(self._say_change, written.lists.deltas if written.lists else ())
-        return effects + (self._took_over() if became else [])
+        if written.lists:
+            inside = LISTS_KEY not in revisions
+            revision = max(revisions.values()) if inside else revisions[LISTS_KEY]
+            self.lists.written_record(written.lists, revision, inside=inside)
+            effects += map(self._say_change, written.lists.deltas)
+        self.lists.whole()
+        return effects
 
     def _not_written(self, done: CommitDone, written: Writing, now_us: int) -> list[Effect]:
         self.counters[f"write_{done.outcome}"] += 1
         for name in written.nodes:
             self._mark(self.nodes[name])
+        self.lease.doubt()
+        if self._untold is not None:
+            self._untold.update(written.nodes)
         for change in done.current:
             self._heard(change, now_us, watched=False)
-        self._behind = max((change.revision for change in done.current), default=0)
         return []
 
-    def _took_over(self) -> list[Effect]:
-        """What the one before us wrote and may not have said: said again, with the same ids."""
-        for view in self.nodes.values():
+    def _caught_up(self) -> list[Effect]:
+        """What was written before our lease is all known: what may not have been said of it is, with the same ids."""
+        names = self.nodes if self._untold is None else self._untold
+        views = [self.nodes[name] for name in names]
+        self._untold, self._behind = set(), 0
+        self.lists.take_over()
+        for view in views:
             self._mark(view)
-        facts = [view.facts for view in self.nodes.values() if view.facts]
+        facts = [view.facts for view in views if view.facts]
         states = [said for each in facts for said in self._say(each.node, each.events)]
         return [*states, *map(self._say_change, self.lists.unsaid())]
 

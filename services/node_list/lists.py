@@ -1,13 +1,16 @@
 """The lists as rt_nodes says them, one per class, and what each write changes in them, numbered; no I/O.
 
 A list follows from the facts in rt_nodes alone, so all instances have the same. The change of each list is worked out
-before the write that makes it and goes into it, against the key's revision: what was written was numbered once.
+before the write that makes it and goes into it, in a record: what was written was numbered once. A write of one node
+has the record inside its key, any other in the lists' own key; the newest counts. A key that is written again before
+the watch comes to it is brought once, later: the sums in a record say whether all that it is of is there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from zlib import crc32
 
 from services.node_list.ranking import Ranking, key_of
 from shared.lists import Device
@@ -15,6 +18,12 @@ from shared.messages import ClassStanding, DeviceFacts, ListChange, ListDelta, L
 
 MOST_UNSAID = 500
 """Devices' changes kept until they are heard, since each write carries them: whoever misses others reads again."""
+MOST_INSIDE = 50
+"""Devices' changes in a node's key, since others who read it have to skip them (about 10 KiB)."""
+
+
+Devices = Mapping[str, DeviceFacts]
+"""By uuid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,10 @@ class Plan:
     record: ListsRecord
     deltas: tuple[ListDelta, ...]
 
+    @property
+    def fits_a_node(self) -> bool:
+        return sum(len(delta.changes) for delta in self.record.unsaid) <= MOST_INSIDE
+
 
 class Lists:
     """``foreign``: somebody else changed rt_nodes, which no message tells. A revision is left out, so that whoever
@@ -40,14 +53,21 @@ class Lists:
 
     def __init__(self, classes: Iterable[str]) -> None:
         self.rankings = {name: Ranking() for name in classes}
-        self.devices: dict[str, dict[str, DeviceFacts]] = {}
+        self.devices: dict[str, Devices] = {}
         """Per node, per uuid."""
         self.record: ListsRecord | None = None
-        self.key_revision = 0
+        self.newest: ListsRecord | None = None
+        """Other than the record while the watch has not brought all that it is of."""
+        self.newest_revision = self.key_revision = 0
+        """Of the key that has the newest, and of the lists' own, which may have an older one."""
         self.foreign = False
         self._revisions: dict[str, int] = {}
-        self._partly: dict[str, NodeFacts | None] = {}
-        """What the watch has brought of a write whose end is still to come."""
+        self._highest = 0
+        """Of these."""
+        self._partly: dict[str, Devices] = {}
+        """What the watch has brought and the lists have not taken yet."""
+        self._sums = dict.fromkeys(self.rankings, 0)
+        """Per class, of all that was brought: of the devices' checksums, in whatever order they came."""
         self._heard: dict[tuple[str, str], int] = {}
         """Per numbering and class: the last revision that stands in the stream of events."""
 
@@ -57,20 +77,50 @@ class Lists:
         """The watch brings a node's key; False for what is known. It stands in the lists once its write is whole."""
         if revision <= self._revisions.get(node, 0):
             return False
-        self._revisions[node], self._partly[node] = revision, facts
+        self._bring(node, facts, revision)
         return True
 
-    def found_record(self, record: ListsRecord | None, revision: int) -> None:
+    def _bring(self, node: str, facts: NodeFacts | None, revision: int) -> None:
+        devices = _by_uuid(facts)
+        for wanted in self.rankings:
+            self._sums[wanted] += self._more(wanted, node, devices)
+        self._revisions[node], self._partly[node] = revision, devices
+        self._highest = max(revision, self._highest)
+
+    def found_key(self, record: ListsRecord | None, revision: int) -> None:
         """The watch brings the lists' own key, which a write has behind those of its nodes."""
+        self.key_revision = max(revision, self.key_revision)
+        self.found_record(record, revision)
+
+    def found_record(self, record: ListsRecord | None, revision: int) -> None:
+        """The watch brings a record, be it in a node's key: it is the last of its write."""
+        if revision > self.newest_revision:
+            self.newest, self.newest_revision = record, revision
         self.whole()
-        if revision > self.key_revision or record is None:
-            self.record, self.key_revision = record, revision
+
+    def lost(self) -> None:
+        """A replay of rt_nodes did not name the lists' own key, which is there once there is a record."""
+        self.newest, self.newest_revision, self.key_revision, self._highest = None, 0, 0, 0
 
     def whole(self) -> None:
-        """The watch has brought all of a write."""
-        for node, facts in self._partly.items():
-            self._put(node, facts)
+        """The watch has brought the last of a write: it is taken with all before it, if that is there."""
+        if self._is_all():
+            self._take()
+
+    def take_over(self) -> None:
+        """Nobody else can write any more and the watch has brought all: what no record tells of, somebody else did."""
+        self.foreign = self.foreign or not self._is_all()
+        self._take()
+
+    def _is_all(self) -> bool:
+        sums = self.newest.sums if self.newest else {}
+        return all(self._sums[wanted] == sums[wanted] for wanted in self._sums.keys() & sums.keys())
+
+    def _take(self) -> None:
+        for node, devices in self._partly.items():
+            self._put(node, devices)
         self._partly.clear()
+        self.record = self.newest
 
     def absent(self, node: str) -> None:
         """A replay of rt_nodes did not name the node."""
@@ -81,26 +131,25 @@ class Lists:
     def written(self, node: str, facts: NodeFacts | None, revision: int) -> None:
         """Our own write of a node is there; nothing where its answer comes after another's write."""
         if revision >= self._revisions.get(node, 0):
-            self._partly.pop(node, None)
-            self._revisions[node] = revision
-            self._put(node, facts)
+            self._bring(node, facts, revision)
 
-    def written_record(self, plan: Plan | None, revision: int) -> None:
-        """The lists' own key was written, as planned or as it was; the same holds."""
-        if revision < self.key_revision:
-            return
-        self.key_revision = revision
-        if plan is not None:
-            self.record, self.foreign = plan.record, False
+    def written_record(self, plan: Plan, revision: int, *, inside: bool) -> None:
+        """A record was written as planned, inside a node's key or as the lists' own; the same holds."""
+        if revision >= self.newest_revision:
+            self.newest, self.newest_revision, self.foreign = plan.record, revision, False
+        if revision >= self._highest:
+            self._take()
+        if not inside:
+            self.key_revision = max(revision, self.key_revision)
 
-    def _put(self, node: str, facts: NodeFacts | None) -> None:
+    def _put(self, node: str, devices: Devices) -> None:
         for wanted, ranking in self.rankings.items():
-            for move in list(self._moves(wanted, node, facts)):
+            for move in list(self._moves(wanted, node, devices)):
                 if move.now is None:
                     ranking.drop(move.device)
                 else:
                     ranking.put(move.device, move.now)
-        self.devices[node] = {device.uuid: device for device in facts.devices} if facts else {}
+        self.devices[node] = devices
 
     def heard(self, delta: ListDelta) -> None:
         """It stands in the stream of events, and with it those before."""
@@ -109,7 +158,7 @@ class Lists:
 
     def unsaid(self) -> tuple[ListDelta, ...]:
         """The changes that were written and not heard yet."""
-        known = self.record.unsaid if self.record else ()
+        known = self.newest.unsaid if self.newest else ()
         return tuple(d for d in known if d.revision > self._heard.get((d.start_id, d.deadline_class), 0))
 
     def revision(self, wanted: str) -> int:
@@ -118,35 +167,59 @@ class Lists:
     # --- as a write will make it ---
 
     def plan(self, writes: Mapping[str, NodeFacts], at_us: int, new_id: str) -> Plan | None:
-        """What the key and the messages say of it; None where no list changes. ``new_id`` names a new numbering."""
-        start_id = self.record.start_id if self.record else new_id
-        deltas = tuple(self._deltas(writes, at_us, start_id))
-        if not deltas:
-            return None
-        known = self.record.revisions if self.record else {}
-        revisions = known | {delta.deadline_class: delta.revision for delta in deltas}
-        unsaid = _newest((*self.unsaid(), *deltas))
-        return Plan(ListsRecord(start_id=start_id, revisions=revisions, unsaid=unsaid), deltas)
+        """What the record and the messages say of it; None where there is none. ``new_id`` names a new numbering.
 
-    def _deltas(self, writes: Mapping[str, NodeFacts], at_us: int, start_id: str) -> Iterator[ListDelta]:
+        The record goes into each write of a node, whose key may have the one that counted so far.
+        """
+        known = self.newest or ListsRecord(start_id=new_id, revisions={})
+        nodes = {node: _by_uuid(facts) for node, facts in writes.items()}
+        deltas = tuple(self._deltas(nodes, at_us, known))
+        if not deltas and not (writes and self.newest):
+            return None
+        revisions = known.revisions | {delta.deadline_class: delta.revision for delta in deltas}
+        unsaid = _newest((*self.unsaid(), *deltas))
+        more = {wanted: sum(self._more(wanted, *each) for each in nodes.items()) for wanted in self.rankings}
+        sums = {wanted: of_all + more[wanted] for wanted, of_all in self._sums.items()}
+        return Plan(ListsRecord(start_id=known.start_id, revisions=revisions, unsaid=unsaid, sums=sums), deltas)
+
+    def _deltas(self, nodes: Mapping[str, Devices], at_us: int, known: ListsRecord) -> Iterator[ListDelta]:
         for wanted, ranking in self.rankings.items():
-            moves = [move for node, facts in writes.items() for move in self._moves(wanted, node, facts)]
+            moves = [move for node, devices in nodes.items() for move in self._moves(wanted, node, devices)]
             if moves or self.foreign:
                 yield ListDelta(
                     at_us=at_us,
                     deadline_class=wanted,
-                    start_id=start_id,
-                    revision=self.revision(wanted) + 1 + self.foreign,
+                    start_id=known.start_id,
+                    revision=known.revisions.get(wanted, 0) + 1 + self.foreign,
                     changes=tuple(_changes(ranking, moves)),
                 )
 
-    def _moves(self, wanted: str, node: str, facts: NodeFacts | None) -> Iterator[Move]:
-        ranking = self.rankings[wanted]
-        new = {device.uuid: device.classes.get(wanted) for device in facts.devices} if facts else {}
-        for uuid in self.devices.get(node, {}).keys() | new.keys():
-            was, now = ranking.of((node, uuid)), new.get(uuid)
-            if was is not now and was != now:
-                yield Move((node, uuid), was, now)
+    def _more(self, wanted: str, node: str, devices: Devices) -> int:
+        """By how much it makes the sum of what was brought larger."""
+        moves = _moves(wanted, node, self._partly.get(node, self.devices.get(node, {})), devices)
+        return sum(_checksum(move.device, move.now) - _checksum(move.device, move.was) for move in moves)
+
+    def _moves(self, wanted: str, node: str, devices: Devices) -> Iterator[Move]:
+        return _moves(wanted, node, self.devices.get(node, {}), devices)
+
+
+def _by_uuid(facts: NodeFacts | None) -> Devices:
+    return {device.uuid: device for device in facts.devices} if facts else {}
+
+
+def _moves(wanted: str, node: str, before: Devices, after: Devices) -> Iterator[Move]:
+    for uuid in before.keys() | after.keys():
+        was = before[uuid].classes.get(wanted) if uuid in before else None
+        now = after[uuid].classes.get(wanted) if uuid in after else None
+        if was is not now and was != now:
+            yield Move((node, uuid), was, now)
+
+
+def _checksum(device: Device, said: ClassStanding | None) -> int:
+    """0 for what is not listed."""
+    if said is None:
+        return 0
+    return crc32(f"{device} {said.standing} {said.slack_us} {said.unproven} {said.reason}".encode())
 
 
 def _changes(ranking: Ranking, moves: Iterable[Move]) -> Iterator[ListChange]:

@@ -22,6 +22,7 @@ from shared.messages import (
     NodesQuery,
     NodesReply,
     PlaceReply,
+    RecordInside,
 )
 from shared.service import Every, Listen, Publishes, Service, run
 from shared.subjects import DEADLINES, EVENTS_STREAM, LEARNED, LEDGER, NODES, Subjects
@@ -62,6 +63,7 @@ SERVICE = Service(
         ),
         Publishes("events.node.<node>", "event", NodeEvent, "joined, ready, degraded, unreachable, lost, device_lost"),
         Publishes(NODES, "kv", ListsRecord, "how far the lists have come; by the holder of the lease alone"),
+        Publishes(NODES, "kv", RecordInside, "the same, in a node's key, where that node alone was written"),
         Publishes("events.list.<class>", "event", ListDelta, "what one write changed in the list of a class"),
         Publishes("(reply)", "reply", NodesReply, "to rt.nodes"),
     ),

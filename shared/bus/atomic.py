@@ -34,6 +34,8 @@ OPERATION = "KV-Operation"
 MARKER = "Nats-Marker-Reason"
 """Set by the server on a marker that it places itself, when a key's time has run out."""
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+_EXPECTED_OF = "Nats-Expected-Last-Subject-Sequence-Subject"
+"""The subject whose last message is meant, where it is not the one that is written."""
 
 
 def value_of(msg: StoredMsg) -> bytes | None:
@@ -62,8 +64,8 @@ class Commits:
         def ended(end: Stored | BusError) -> None:
             then(end if isinstance(end, BusError) else _written(writes, end, number))
 
-        if not 0 < len(writes) <= MOST_KEYS:
-            ended(BusError("not tried: too many keys, or none"))
+        if why := _never(writes):
+            ended(BusError(why))
             return
         try:
             await self._send(bucket, writes, ended)
@@ -77,14 +79,14 @@ class Commits:
 
         ``failed``: how ``begin`` has ended.
         """
-        if not 0 < len(writes) <= MOST_KEYS:
-            return CommitDone(number, CommitOutcome.REFUSED, detail=f"{len(writes)} keys, allowed: 1 to {MOST_KEYS}")
+        if why := _never(writes):
+            return CommitDone(number, CommitOutcome.REFUSED, detail=why)
         try:
             stored = await self._with_retries(bucket, writes, failed)
         except (ApiError, TooLargeError) as error:
             return await self._refused(bucket, shown, writes, number, error)
         except BusError as error:
-            current = await self.read(bucket, shown, [write.key for write in writes])
+            current = await self.read(bucket, shown, _keys(writes))
             return CommitDone(number, CommitOutcome.UNKNOWN, current=current, detail=str(error))
         return _written(writes, stored, number)
 
@@ -93,7 +95,7 @@ class Commits:
     ) -> CommitDone:
         if isinstance(error, TooLargeError) or end_of(error) == CommitOutcome.REFUSED:
             return CommitDone(number, CommitOutcome.REFUSED, detail=str(error))
-        current = await self.read(bucket, shown, [write.key for write in writes])
+        current = await self.read(bucket, shown, _keys(writes))
         return CommitDone(number, CommitOutcome.CONFLICT, current=current, detail=str(error))
 
     async def _with_retries(self, bucket: str, writes: Sequence[Write], failed: BusError | None) -> Stored:
@@ -133,7 +135,7 @@ class Commits:
     async def _send(self, bucket: str, writes: Sequence[Write], ended: Callable[[Stored | BusError], None]) -> None:
         """``ended`` is told once: by the answer, by the loss of the link, or when there was none for too long."""
         connection, prefix = self._js.connection, f"$KV.{bucket}."
-        messages = [(f"{prefix}{write.key}", write.value or b"", headers_of(write)) for write in writes]
+        messages = [(f"{prefix}{write.key}", write.value or b"", headers_of(write, prefix)) for write in writes]
         tokens, begun = list[str](), list[Msg | BusError]()
         if len(messages) > 1:
             batch = f"{self._nonce}-{next(self._batches)}"
@@ -198,8 +200,25 @@ def end_of(error: ApiError) -> CommitOutcome:
     return CommitOutcome.CONFLICT if again else CommitOutcome.REFUSED
 
 
-def headers_of(write: Write) -> dict[str, str]:
+def _keys(writes: Sequence[Write]) -> list[str]:
+    """What a commit depends on."""
+    return [key for write in writes for key in (write.key, write.fence) if key]
+
+
+def _never(writes: Sequence[Write]) -> str:
+    """Why these cannot be one commit; empty where they can."""
+    if not 0 < len(writes) <= MOST_KEYS:
+        return f"{len(writes)} keys, allowed: 1 to {MOST_KEYS}"
+    if len(writes) > 1 and (fenced := [write.key for write in writes if write.fence]):
+        return f"{fenced[0]} has a fence among {len(writes)} keys, allowed: where it is the only one"
+    return ""
+
+
+def headers_of(write: Write, prefix: str) -> dict[str, str]:
+    """``prefix``: of the subjects of keys."""
     headers = {_EXPECTED: str(write.expected)}
+    if write.fence is not None:
+        headers[_EXPECTED_OF] = prefix + write.fence
     if write.value is None:
         headers[OPERATION] = "DEL"
     if write.ttl_s is not None:

@@ -45,6 +45,7 @@ from shared.messages.nodes import (
     NodesQuery,
     NodesReply,
     NodeState,
+    RecordInside,
     Regime,
     Xid,
 )
@@ -145,6 +146,7 @@ __all__ = [
     "PodsReply",
     "Realtime",
     "Reason",
+    "RecordInside",
     "Regime",
     "ReleaseRequest",
     "ReplicaRecord",

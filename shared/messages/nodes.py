@@ -234,7 +234,9 @@ class NodeEvent(Message):
 
 
 class NodeFacts(Message):
-    """KV rt_nodes, key ``node.<node>``: written by the active node-list alone, with expected revisions."""
+    """KV rt_nodes, key ``node.<node>``: written by the active node-list alone, as long as it has the lease.
+
+    Where no other key was written with it, the key holds RecordInside too."""
 
     node: Name
     state: NodeState
@@ -326,6 +328,16 @@ class ListsRecord(Message):
     revisions: dict[str, int]
     """Per class."""
     unsaid: tuple[ListDelta, ...] = ()
+    sums: dict[str, int] = Field(default_factory=dict)
+    """Per class: a checksum of the list, by which who reads rt_nodes knows that it has all that makes it."""
+
+
+class RecordInside(Message):
+    """KV rt_nodes, key ``node.<node>``, beside NodeFacts: the lists' record, where the node was written alone.
+
+    The newest record counts, be it here or in the key ``lists``. Only node-lists read it."""
+
+    lists: ListsRecord | None = None
 
 
 class BusEvent(Message):

@@ -10,6 +10,7 @@ from shared.bus import Bus
 from shared.bus.atomic import MOST_KEYS
 from shared.effects import CommitDone, CommitOutcome, KeyChanged, Write
 from shared.errors import BusError, OutcomeUnknownError
+from shared.settings import ServiceSettings
 from shared.subjects import LEDGER
 from shared.testing.nats_server import NatsServer
 from shared.testing.wait import eventually, until
@@ -36,6 +37,66 @@ async def test_a_stale_key_leaves_all_untouched_and_all_keys_are_read_again(bus:
         done.outcome,
         done.current,
     )
+
+
+async def test_a_key_with_a_fence_is_written_while_the_other_key_has_the_revision_whatever_its_own_is(bus: Bus) -> None:
+    lease = (await bus.commit(LEDGER, [Write("lease", b"a", 0)])).revisions["lease"]
+    for value in (b"1", b"2"):
+        done = await bus.commit(LEDGER, [Write("node", value, lease, fence="lease")])
+        assert CommitOutcome.WRITTEN == done.outcome
+        assert (value, done.revisions["node"]) == await bus.get(LEDGER, "node")
+
+
+@pytest.mark.parametrize("value", [b"b", None], ids=["taken", "given back"])
+async def test_a_key_with_a_fence_is_refused_once_the_other_key_was_written_and_both_are_read_again(
+    bus: Bus, value: bytes | None
+) -> None:
+    await bus.commit(LEDGER, [Write("lease", b"a", 0)])
+    await bus.commit(LEDGER, [Write("node", b"1", 1, fence="lease")])
+    await bus.commit(LEDGER, [Write("lease", value, 1)])
+    for expected in (0, 1, 2):
+        done = await bus.commit(LEDGER, [Write("node", b"2", expected, fence="lease")])
+        assert (
+            CommitOutcome.CONFLICT,
+            (KeyChanged(LEDGER, "node", b"1", 2), KeyChanged(LEDGER, "lease", value, 3)),
+        ) == (
+            done.outcome,
+            done.current,
+        )
+
+
+async def raced(writer: Bus, successor: Bus, rounds: int = 20) -> list[int]:
+    """A lease is taken while its former holder writes: by how much each of those writes that was taken came before."""
+    (lease,) = (await writer.commit(LEDGER, [Write("lease", b"", 0)])).revisions.values()
+    found = []
+    for turn in range(rounds):
+        fenced = [Write(f"node.{number}", b"%d" % turn, lease, fence="lease") for number in range(8)]
+        writing = [asyncio.create_task(writer.commit(LEDGER, [write])) for write in fenced]
+        await asyncio.sleep(0)  # they are on their way
+        taken = await successor.commit(LEDGER, [Write("lease", b"%d" % turn, lease)])
+        while taken.outcome != CommitOutcome.WRITTEN:  # in a cluster also while a fence is on its way
+            taken = await successor.commit(LEDGER, [Write("lease", b"%d" % turn, lease)])
+        writing.append(asyncio.create_task(writer.commit(LEDGER, [fenced[0]])))
+        lease = taken.revisions["lease"]
+        found += [lease - revision for task in writing for revision in (await task).revisions.values()]
+    return found
+
+
+async def test_nothing_with_a_fence_is_written_after_the_other_key(bus: Bus, settings: ServiceSettings) -> None:
+    other = await Bus.connect(settings, "other")
+    before = await raced(bus, other)
+    await other.close()
+    assert before
+    assert min(before) > 0
+
+
+async def test_a_fence_of_one_key_among_several_is_refused_by_name(bus: Bus) -> None:
+    done = await bus.commit(LEDGER, [Write("a", b"1", 0), Write("node", b"1", 0, fence="lease")])
+    assert (CommitOutcome.REFUSED, "node has a fence among 2 keys, allowed: where it is the only one") == (
+        done.outcome,
+        done.detail,
+    )
+    assert await bus.get(LEDGER, "a") is None
 
 
 async def test_a_deleted_key_keeps_a_revision_that_the_next_write_must_name(bus: Bus) -> None:

@@ -17,6 +17,7 @@ from shared.messages import State
 from shared.settings import ServiceSettings
 from shared.subjects import NODES, node_key
 from shared.testing.nats_server import NatsCluster
+from tests.integration.test_bus_commit import raced
 from tests.integration.test_placer import Cluster
 from tests.outage import all_go_on, asking, nothing_lost_and_nothing_twice
 from tests.outside import until
@@ -118,3 +119,15 @@ async def test_streams_of_one_replica_get_three_when_a_placer_wants_them(
         await bus.ensure_streams()
         await bus.close()
         await whole(clients[0], "RT_EVENTS", count)
+
+
+async def test_nothing_with_a_fence_is_written_after_the_other_key_on_three_servers(servers: NatsCluster) -> None:
+    settings = [ServiceSettings(nats_url=server.url, replicas=3) for server in servers.servers]
+    async with asyncio.timeout(2 * PATIENCE_S):
+        buses = [await Bus.connect(each, "bench") for each in settings[:2]]
+        await buses[0].ensure_streams()
+        before = await raced(*buses)
+        for bus in buses:
+            await bus.close()
+    assert before
+    assert min(before) > 0

@@ -104,7 +104,10 @@ class Harness:
         for effect in effects:
             match effect:
                 case Commit():
-                    self.tell(self._commit(effect))
+                    done = self._commit(effect)
+                    self.tell(done)
+                    for write in effect.writes if done.revisions else ():
+                        self.tell(KeyChanged(NODES, write.key, write.value, done.revisions[write.key]))
                 case Publish(body=ListDelta() as delta):
                     self.changes.append((effect.event_id, delta))
                 case Publish():
@@ -113,9 +116,10 @@ class Harness:
                     self.replies.append(effect)
 
     def _commit(self, commit: Commit) -> CommitDone:
-        if any(self.bucket.get(w.key, (b"", 0))[1] != w.expected for w in commit.writes):
+        if any(self.bucket.get(w.fence or w.key, (b"", 0))[1] != w.expected for w in commit.writes):
             self.conflicts += 1
-            found = [(w.key, *self.bucket.get(w.key, (None, 0))) for w in commit.writes]
+            keys = [key for w in commit.writes for key in (w.key, w.fence) if key]
+            found = [(key, *self.bucket.get(key, (None, 0))) for key in keys]
             current = tuple(KeyChanged(NODES, key, value, revision) for key, value, revision in found)
             return CommitDone(commit.commit, CommitOutcome.CONFLICT, current=current)
         top = max([revision for _, revision in self.bucket.values()], default=0)

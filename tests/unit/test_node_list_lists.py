@@ -9,8 +9,9 @@ import pytest
 from services.node_list.nodes import Policy
 from shared.effects import KeyChanged, Received
 from shared.lease import Tenure
-from shared.messages import DeviceStanding, KubeNodeFacts, Lease, ListDelta, ListsRecord, NodeFacts, NodesReply, Regime
+from shared.messages import DeviceStanding, KubeNodeFacts, Lease, ListDelta, NodeFacts, NodesReply, Regime
 from shared.subjects import LISTS_KEY, NODES, node_key
+from tests.unit.test_node_list_alone import record
 from tests.unit.test_node_list_core import CLASSES, SECOND, Harness, device, reservation
 
 DAY_US = 86_400 * SECOND
@@ -134,8 +135,7 @@ def test_the_changes_that_were_heard_are_kept_no_longer() -> None:
     for _, delta in it.changes:
         it.tell(Received("rt.events.list.x", delta))
     it.hold("n1", reservation("q1", "g0"))
-    record = ListsRecord.trusted(it.bucket[LISTS_KEY][0] or b"")
-    assert [(d.deadline_class, d.revision) for d in record.unsaid] == [("interactive", 3), ("fast", 3)]
+    assert [(d.deadline_class, d.revision) for d in record(it).unsaid] == [("interactive", 3), ("fast", 3)]
 
 
 def test_every_instance_answers_what_is_published() -> None:
