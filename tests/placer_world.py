@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.placer.core.capabilities import ALL_CAN_ALL
+from services.placer.core.commits import PlanNext
 from services.placer.core.containers import (
     Cause,
     Ended,
@@ -250,6 +251,8 @@ class World:
                     return ListFailed(node, "no answer")
                 found = [box.found() for box in self.boxes.values() if box.labels.node == node]
                 return Listed(node, tuple(found))
+            case PlanNext():
+                return effect
             case Read(keys, listed, asked_us):
                 return ReadDone(self.ledger.read(list(keys)), listed, asked_us)
         raise TypeError(effect)

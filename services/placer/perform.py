@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from services.placer.backends.base import Backend, Seen, StartSpec
 from services.placer.core.capabilities import Capabilities
+from services.placer.core.commits import PlanNext
 from services.placer.core.containers import (
     Ended,
     Found,
@@ -96,6 +97,7 @@ class Performer:
             ListNode: self.list_node,
             Read: self.read,
             Deliver: self.deliver,
+            PlanNext: self.plan_next,
         }
 
     def tasks(self) -> list[Callable[[Runtime], Awaitable[None]]]:
@@ -170,6 +172,9 @@ class Performer:
         runtime = await self._running()
         await runtime.events_stored()
         return Delivered(effect.revision, effect.gone)
+
+    async def plan_next(self, effect: PlanNext) -> PlanNext:
+        return effect
 
     # --- root tasks ---
 

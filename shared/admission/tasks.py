@@ -1,6 +1,7 @@
 """What admission speaks of: a recurring task, how a device is shared, and the answer of a test."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from shared.messages import Device, Kind, Realtime, Regime
 from shared.units import format_us
@@ -75,13 +76,19 @@ class Sharing:
     @classmethod
     def of(cls, device: Device) -> "Sharing":
         """As its facts say. What was measured as no time at all was not measured."""
-        return cls(device.regime, device.slice_us or None, device.switch_us, device.handover_us or 0)
+        return _sharing(device.regime, device.slice_us or None, device.switch_us, device.handover_us or 0)
 
     def measured(self) -> tuple[int, int] | None:
         """Slice and switch cost, when both are known."""
         if self.slice_us is None or self.switch_us is None:
             return None
         return self.slice_us, self.switch_us
+
+
+@lru_cache(maxsize=1024)
+def _sharing(regime: Regime, slice_us: int | None, switch_us: int | None, handover_us: int) -> Sharing:
+    """A cluster shares its devices in few ways, and each of them is asked for with all facts of its node."""
+    return Sharing(regime, slice_us, switch_us, handover_us)
 
 
 @dataclass(frozen=True, slots=True)

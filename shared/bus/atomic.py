@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from shared.bus.jetstream import ApiError, JetStream, Stored, StoredMsg, without_error
 from shared.bus.msg import Msg
 from shared.effects import CommitDone, CommitOutcome, KeyChanged, Write
-from shared.errors import BusError, NoStreamError, TooLargeError
+from shared.errors import BusError, NoStreamError, OutcomeUnknownError, TooLargeError
 from shared.log import logger
 
 MOST_KEYS = 1000
@@ -39,7 +39,9 @@ _EXPECTED_OF = "Nats-Expected-Last-Subject-Sequence-Subject"
 
 
 def value_of(msg: StoredMsg) -> bytes | None:
-    """The value of a key; None for a marker that says it was deleted."""
+    """The value of a key; None for a marker that says it was deleted, which has no body: headers are seldom read."""
+    if msg.body:
+        return msg.body
     return None if msg.headers.get(OPERATION) in {"DEL", "PURGE"} or MARKER in msg.headers else msg.body
 
 
@@ -52,23 +54,41 @@ class Commits:
         self._batches = itertools.count(1)
         self._nonce = os.urandom(8).hex()
 
-    async def commit(self, bucket: str, shown: str, writes: Sequence[Write], number: int) -> CommitDone:
-        """Write all or nothing. Every end is a value; an unknown outcome waits for the server to read the keys."""
-        if not 0 < len(writes) <= MOST_KEYS:
-            return CommitDone(number, CommitOutcome.REFUSED, detail=f"{len(writes)} keys, allowed: 1 to {MOST_KEYS}")
-        if len(writes) > 1 and (fenced := [write.key for write in writes if write.fence]):
-            detail = f"{fenced[0]} has a fence among {len(writes)} keys, allowed: where it is the only one"
-            return CommitDone(number, CommitOutcome.REFUSED, detail=detail)
+    async def begin(
+        self, bucket: str, writes: Sequence[Write], number: int, then: Callable[[CommitDone | BusError], None]
+    ) -> None:
+        """The first try of ``commit`` on a link that is up, without a task of its own: ``then`` is told where the
+        answer is read, and must not wait. With an error ``commit`` goes on from there.
+        """
+
+        def ended(end: Stored | BusError) -> None:
+            then(end if isinstance(end, BusError) else _written(writes, end, number))
+
+        if why := _never(writes):
+            ended(BusError(why))
+            return
         try:
-            stored = await self._with_retries(bucket, writes)
+            await self._send(bucket, writes, ended)
+        except BusError as error:
+            ended(error)
+
+    async def commit(
+        self, bucket: str, shown: str, writes: Sequence[Write], number: int, failed: BusError | None = None
+    ) -> CommitDone:
+        """Write all or nothing. Every end is a value; an unknown outcome waits for the server to read the keys.
+
+        ``failed``: how ``begin`` has ended.
+        """
+        if why := _never(writes):
+            return CommitDone(number, CommitOutcome.REFUSED, detail=why)
+        try:
+            stored = await self._with_retries(bucket, writes, failed)
         except (ApiError, TooLargeError) as error:
             return await self._refused(bucket, shown, writes, number, error)
         except BusError as error:
             current = await self.read(bucket, shown, _keys(writes))
             return CommitDone(number, CommitOutcome.UNKNOWN, current=current, detail=str(error))
-        first = stored.seq - len(writes) + 1
-        revisions = {write.key: first + index for index, write in enumerate(writes)}
-        return CommitDone(number, CommitOutcome.WRITTEN, revisions)
+        return _written(writes, stored, number)
 
     async def _refused(
         self, bucket: str, shown: str, writes: Sequence[Write], number: int, error: ApiError | TooLargeError
@@ -78,12 +98,15 @@ class Commits:
         current = await self.read(bucket, shown, _keys(writes))
         return CommitDone(number, CommitOutcome.CONFLICT, current=current, detail=str(error))
 
-    async def _with_retries(self, bucket: str, writes: Sequence[Write]) -> Stored:
+    async def _with_retries(self, bucket: str, writes: Sequence[Write], failed: BusError | None) -> Stored:
         """What the server could not take just now and certainly did not write is tried again."""
         wait_s = RETRY_FIRST_S
         for left in reversed(range(RETRIES + 1)):
             try:
-                return await self._once(bucket, writes)
+                if failed is None:
+                    return await self._once(bucket, writes)
+                first, failed = failed, None
+                raise first
             except NoStreamError:  # said at once: no leader yet, or the server is starting
                 if not left:
                     raise
@@ -95,35 +118,53 @@ class Commits:
         raise AssertionError("the last try returns or raises")
 
     async def _once(self, bucket: str, writes: Sequence[Write]) -> Stored:
-        prefix = f"$KV.{bucket}."
-        if len(writes) == 1:
-            (write,) = writes
-            headers = headers_of(write) | ({_EXPECTED_OF: prefix + write.fence} if write.fence else {})
-            return await self._js.store(prefix + write.key, write.value or b"", headers)
-        return await self._batch(prefix, writes)
+        await self._js.connection.wait_up()
+        answer: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
 
-    async def _batch(self, prefix: str, writes: Sequence[Write]) -> Stored:
-        connection = self._js.connection
-        await connection.wait_up()
-        batch = f"{self._nonce}-{next(self._batches)}"
-        first, *between, last = [
-            (f"{prefix}{write.key}", write.value or b"", headers_of(write) | _in_batch(batch, place))
-            for place, write in enumerate(writes, 1)
-        ]
-        begun = await connection.ask(*first)
+        def ended(end: Stored | BusError) -> None:
+            if answer.done():
+                return
+            if isinstance(end, BusError):
+                answer.set_exception(end)
+            else:
+                answer.set_result(end)
+
+        await self._send(bucket, writes, ended)
+        return await answer
+
+    async def _send(self, bucket: str, writes: Sequence[Write], ended: Callable[[Stored | BusError], None]) -> None:
+        """``ended`` is told once: by the answer, by the loss of the link, or when there was none for too long."""
+        connection, prefix = self._js.connection, f"$KV.{bucket}."
+        messages = [(f"{prefix}{write.key}", write.value or b"", headers_of(write, prefix)) for write in writes]
+        tokens, begun = list[str](), list[Msg | BusError]()
+        if len(messages) > 1:
+            batch = f"{self._nonce}-{next(self._batches)}"
+            for place, (_, _, headers) in enumerate(messages, 1):
+                headers |= {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(place)}
+            messages[-1][2]["Nats-Batch-Commit"] = "1"
+
+        def answered(end: Stored | BusError) -> None:
+            limit.cancel()
+            for token in tokens:
+                connection.forget(token)
+            ended(_why(messages[0][0], begun, end) if isinstance(end, ApiError) else end)
+
+        def late() -> None:
+            answered(OutcomeUnknownError(f"no answer on {messages[-1][0]} within {self._js.timeout_us} us"))
+
+        limit = asyncio.get_running_loop().call_later(self._js.timeout_us / 1_000_000, late)
         try:
-            for subject, body, headers in between:
+            for subject, body, headers in messages[:1] if len(messages) > 1 else ():
+                tokens.append(await connection.ask_then(subject, body, begun.append, headers))
+            for subject, body, headers in messages[1:-1]:
                 await connection.publish(subject, body, headers=headers)
-            subject, body, headers = last
-            return await self._js.store(subject, body, headers | {"Nats-Batch-Commit": "1"})
-        except ApiError:
-            # a batch that the server did not open at all is "abandoned" at its end; why, it said at its beginning
-            if _answered(begun) and begun.result().body:
-                without_error(first[0], begun.result())
+            tokens.append(await self._js.send(*messages[-1], answered))
+        except BaseException:
+            limit.cancel()
+            for token in tokens:
+                connection.forget(token)
             raise
-        finally:
-            _answered(begun)
-            begun.cancel()
+        connection.push()
 
     async def read(self, bucket: str, shown: str, keys: Sequence[str]) -> tuple[KeyChanged, ...]:
         """The keys as they are now; waits for the server as long as it takes, the caller's task is its bound."""
@@ -164,8 +205,20 @@ def _keys(writes: Sequence[Write]) -> list[str]:
     return [key for write in writes for key in (write.key, write.fence) if key]
 
 
-def headers_of(write: Write) -> dict[str, str]:
+def _never(writes: Sequence[Write]) -> str:
+    """Why these cannot be one commit; empty where they can."""
+    if not 0 < len(writes) <= MOST_KEYS:
+        return f"{len(writes)} keys, allowed: 1 to {MOST_KEYS}"
+    if len(writes) > 1 and (fenced := [write.key for write in writes if write.fence]):
+        return f"{fenced[0]} has a fence among {len(writes)} keys, allowed: where it is the only one"
+    return ""
+
+
+def headers_of(write: Write, prefix: str) -> dict[str, str]:
+    """``prefix``: of the subjects of keys."""
     headers = {_EXPECTED: str(write.expected)}
+    if write.fence is not None:
+        headers[_EXPECTED_OF] = prefix + write.fence
     if write.value is None:
         headers[OPERATION] = "DEL"
     if write.ttl_s is not None:
@@ -173,10 +226,17 @@ def headers_of(write: Write) -> dict[str, str]:
     return headers
 
 
-def _answered(asked: asyncio.Future[Msg]) -> bool:
-    """True when there is an answer; a failure counts as seen, so that nobody warns about it."""
-    return asked.done() and not asked.cancelled() and asked.exception() is None
+def _written(writes: Sequence[Write], last: Stored, number: int) -> CommitDone:
+    first = last.seq - len(writes) + 1
+    return CommitDone(number, CommitOutcome.WRITTEN, {write.key: first + at for at, write in enumerate(writes)})
 
 
-def _in_batch(batch: str, place: int) -> dict[str, str]:
-    return {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(place)}
+def _why(subject: str, begun: Sequence[Msg | BusError], end: ApiError) -> ApiError:
+    """A batch that the server did not open at all is "abandoned" at its end; why, it said at its beginning."""
+    try:
+        for said in begun:
+            if not isinstance(said, BusError) and said.body:
+                without_error(subject, said)
+    except ApiError as error:
+        return error
+    return end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from shared.bus.credentials import credentials
 from shared.bus.endless import Told
 from shared.bus.follow import Follow, StoredHandler, Watch
 from shared.bus.jetstream import JetStream, Stored, StoredMsg
-from shared.bus.msg import Msg, NoResponders
+from shared.bus.msg import NOBODY, Msg, NoResponders
 from shared.bus.pull import Acks, Pull
 from shared.bus.snapshot import backup, restore
 from shared.clock import Clock, SystemClock
@@ -88,7 +89,26 @@ class Bus:
 
     async def request_all(self, subject: str, body: bytes = b"", wait_us: int = 500_000) -> list[Msg]:
         """All answers within ``wait_us`` (``$SRV.PING``); [] at once when nobody listens."""
-        return await self.connection.request_all(subject, body, wait_us)
+        answers: list[Msg] = []
+        nobody = asyncio.Event()
+
+        async def on_answer(msg: Msg) -> None:
+            if msg.status == NOBODY:
+                nobody.set()
+            else:
+                answers.append(msg)
+
+        inbox = self.connection.new_inbox()
+        listening = await self.connection.subscribe(inbox, on_answer)
+        try:
+            await self.publish(subject, body, reply=inbox)
+            async with asyncio.timeout(wait_us / 1_000_000):
+                await nobody.wait()
+        except TimeoutError:
+            pass
+        finally:
+            await listening.stop()
+        return answers
 
     # --- events: may not be lost ---
 
@@ -150,9 +170,19 @@ class Bus:
 
     # --- buckets ---
 
-    async def commit(self, bucket: str, writes: Sequence[Write], number: int = 0) -> CommitDone:
-        """All writes or none; every end is a value of CommitDone."""
-        return await self._commits.commit(named(bucket, self.settings.prefix), bucket, writes, number)
+    async def commit(
+        self, bucket: str, writes: Sequence[Write], number: int = 0, failed: BusError | None = None
+    ) -> CommitDone:
+        """All writes or none; every end is a value of CommitDone. ``failed``: how ``begin_commit`` has ended."""
+        return await self._commits.commit(named(bucket, self.settings.prefix), bucket, writes, number, failed)
+
+    async def begin_commit(
+        self, bucket: str, writes: Sequence[Write], number: int, then: Callable[[CommitDone | BusError], None]
+    ) -> None:
+        """The same without a wait, while the link is up: ``then`` is told how it ended, or with what error ``commit``
+        is to go on.
+        """
+        await self._commits.begin(named(bucket, self.settings.prefix), writes, number, then)
 
     async def get(self, bucket: str, key: str) -> tuple[bytes, int] | None:
         """Value and revision of a key as the leader has them; None when absent or deleted."""
@@ -172,12 +202,17 @@ class Bus:
         return (await self._js.store(f"$KV.{name}.{key}", value, {})).seq
 
     async def watch(
-        self, bucket: str, handler: Callable[[KeyChanged | WatchReplayed], Awaitable[None]], keys: str = ">"
+        self,
+        bucket: str,
+        handler: Callable[[KeyChanged | WatchReplayed], Awaitable[None]],
+        keys: str = ">",
+        at_once: Callable[[KeyChanged], bool] = lambda _: False,
     ) -> NoReturn:
         """Every key, WatchReplayed, then every change, until cancelled; all again after a gap. Of some ``keys`` alone
-        where they are said, with the wildcards of subjects."""
+        where they are said, with the wildcards of subjects. ``at_once`` is asked first: whether it has taken the change
+        without a wait."""
         name = named(bucket, self.settings.prefix)
-        await Watch(self._js, name, bucket, handler, self._told, self.ensure_streams, keys).run()
+        await Watch(self._js, name, bucket, handler, self._told, self.ensure_streams, keys, at_once=at_once).run()
 
     async def backup(self, bucket: str, write: Callable[[bytes], object]) -> dict[str, Any]:
         """The whole bucket with its revisions, in chunks to ``write``; returns what ``restore`` needs beside them."""

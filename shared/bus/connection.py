@@ -89,6 +89,7 @@ class _Client(Client):
     def __init__(self) -> None:
         super().__init__()
         self._heard: dict[int, Callable[[Msg], None]] = {}
+        self._pushing = False
 
     async def hear(self, subject: str, handler: Callable[[Msg], None]) -> Subscription:
         """A subscription whose messages are handed over at once, without a queue and a task."""
@@ -114,16 +115,30 @@ class _Client(Client):
     async def _send_publish(
         self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
     ) -> None:
-        """As the client does, with headers written in one go where all of them are as usual."""
-        if not headers or not plain(headers):
+        """As the client does, with headers written in one go where all of them are as usual; what is said in one turn
+        of the loop goes out together, without a task.
+        """
+        if headers and not plain(headers):
             await super()._send_publish(subject, reply, payload, payload_size, headers)
             return
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        block = f"NATS/1.0\r\n{lines}\r\n".encode()
-        head = f"HPUB {subject} {reply} {len(block)} {len(block) + payload_size}\r\n".encode()
+        if headers:
+            lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+            block = f"NATS/1.0\r\n{lines}\r\n".encode()
+            head = f"HPUB {subject} {reply} {len(block)} {len(block) + payload_size}\r\n".encode()
+        else:
+            head, block = f"PUB {subject} {reply} {payload_size}\r\n".encode(), b""
         await self._send_command(b"".join((head, block, payload, b"\r\n")))
-        if self._flush_queue is not None and self._flush_queue.empty():
-            await self._flush_pending()
+        if not self._pushing:
+            self._pushing = True
+            asyncio.get_running_loop().call_soon(self._push_in_turn)
+
+    def _push_in_turn(self) -> None:
+        """Where the link takes no more for now the client's flusher waits for it."""
+        self._pushing = False
+        if (writer := self._writer()) is not None and not writer.transport.get_write_buffer_size():
+            self.push()
+        if self._pending and self.is_connected and self._flush_queue is not None and self._flush_queue.empty():
+            self._flush_queue.put_nowait(asyncio.Future())
 
     async def close(self) -> None:
         self.ended = True
@@ -158,9 +173,11 @@ class _Client(Client):
                 self._pending, self._pending_data_size = [], 0
 
     def _abort(self) -> None:
-        writer = getattr(self._transport, "_io_writer", None)
-        if writer is not None:
+        if (writer := self._writer()) is not None:
             writer.transport.abort()
+
+    def _writer(self) -> asyncio.StreamWriter | None:
+        return getattr(self._transport, "_io_writer", None)
 
 
 async def _never(_: ClientMsg) -> None:
@@ -314,19 +331,25 @@ class Connection:
 
         return Listening(await self._client.subscribe(subject, queue, guarded, None, 0, limit, PENDING_BYTES))
 
-    async def take(self, subject: str, handler: Handler) -> Listening:
-        """As ``subscribe``, for much that the server itself holds back: no limit, not the client's queue, no drain."""
+    async def take(self, subject: str, handler: Handler, at_once: Callable[[Msg], bool] = lambda _: False) -> Listening:
+        """As ``subscribe``, for much that the server itself holds back: no limit, not the client's queue, no drain.
+
+        ``at_once`` is asked first, where nothing waits: whether it has handled the message, which then costs no task.
+        """
         waiting, something = deque[Msg](), asyncio.Event()
 
         def heard(msg: Msg) -> None:
+            with contextlib.suppress(Exception):  # met again by the handler, where it is counted and told
+                if not something.is_set() and at_once(msg):
+                    return
             waiting.append(msg)
             something.set()
 
         async def work() -> None:
             while await something.wait():
-                something.clear()
                 while waiting:
                     await self._guarded(handler, waiting.popleft())
+                something.clear()
 
         return Listening(await self._client.hear(subject, heard), asyncio.create_task(work()))
 
@@ -462,29 +485,6 @@ class Connection:
         waiting, self._waiting = self._waiting, {}
         for _, then in waiting.values():
             then(OutcomeUnknownError(why))
-
-    async def request_all(self, subject: str, body: bytes, wait_us: int) -> list[Msg]:
-        """Every answer that comes within ``wait_us``; [] at once when nobody listens."""
-        answers: list[Msg] = []
-        nobody = asyncio.Event()
-
-        async def on_answer(msg: Msg) -> None:
-            if msg.status == "503":
-                nobody.set()
-            else:
-                answers.append(msg)
-
-        inbox = self.new_inbox()
-        listening = await self.subscribe(inbox, on_answer)
-        try:
-            await self.publish(subject, body, reply=inbox)
-            async with asyncio.timeout(wait_us / 1_000_000):
-                await nobody.wait()
-        except TimeoutError:
-            pass
-        finally:
-            await listening.stop()
-        return answers
 
 
 def _cancelling() -> int:

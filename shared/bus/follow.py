@@ -40,10 +40,18 @@ def stored(msg: Msg) -> tuple[StoredMsg, int]:
 class _Session:
     """One consumer from its creation until something is wrong with it."""
 
-    def __init__(self, js: JetStream, stream: str, handler: StoredHandler, idle: Idle) -> None:
+    def __init__(
+        self,
+        js: JetStream,
+        stream: str,
+        handler: StoredHandler,
+        idle: Idle,
+        at_once: Callable[[StoredMsg], bool] = lambda _: False,
+    ) -> None:
         self._stream = stream
         self._handler = handler
         self._idle = idle
+        self._at_once = at_once
         self._js = js
         self._pulse = Pulse()
         self._consumer_seq = 0
@@ -53,7 +61,7 @@ class _Session:
         connection = self._js.connection
         lost = connection.lost
         inbox = connection.new_inbox()
-        listening = await connection.take(inbox, self._on_message)
+        listening = await connection.take(inbox, self._on_message, self._taken_at_once)
         try:
             usual = {
                 "deliver_subject": inbox,
@@ -73,6 +81,17 @@ class _Session:
             return await self._pulse.until_end(lost)
         finally:
             await listening.stop()
+
+    def _taken_at_once(self, msg: Msg) -> bool:
+        """Where nothing is wrong, and whoever wants it need not wait."""
+        if not msg.body or self._pulse.ended:
+            return False
+        message, consumer_seq = stored(msg)
+        if consumer_seq != self._consumer_seq + 1 or not self._at_once(message):
+            return False
+        self._consumer_seq = consumer_seq
+        self._pulse.word()
+        return True
 
     async def _on_message(self, msg: Msg) -> None:
         self._pulse.word()
@@ -145,7 +164,7 @@ class Watch(Endless):
     """A bucket: every key as it is, then WatchReplayed, then every change; all of it again after any doubt. ``keys``,
     with the wildcards of subjects, says of which keys: of the others nothing is said."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what a watch is told at its start, and nothing later
         self,
         js: JetStream,
         bucket: str,
@@ -154,12 +173,15 @@ class Watch(Endless):
         told: Told,
         mend: Mend,
         keys: str = ">",
+        *,
+        at_once: Callable[[KeyChanged], bool] = lambda _: False,
     ) -> None:
         super().__init__(js, f"KV_{bucket}", told, mend)
         self._prefix = f"$KV.{bucket}."
         self._filter = f"{self._prefix}{keys}"
         self._shown = shown
         self._handler = handler
+        self._at_once = at_once
 
     async def once(self) -> str:
         replay = _Replay(self._js, self._stream, self._filter)
@@ -169,15 +191,21 @@ class Watch(Endless):
                 names = frozenset(subject.removeprefix(self._prefix) for subject in keys)
                 await self._handler(WatchReplayed(self._shown, names))
 
+        def changed(message: StoredMsg) -> KeyChanged:
+            return KeyChanged(self._shown, message.subject.removeprefix(self._prefix), value_of(message), message.seq)
+
         async def deliver(message: StoredMsg) -> None:
-            key, value = message.subject.removeprefix(self._prefix), value_of(message)
-            replay.saw(message.subject, present=value is not None)
-            await self._handler(KeyChanged(self._shown, key, value, message.seq))
+            change = changed(message)
+            replay.saw(message.subject, present=change.value is not None)
+            await self._handler(change)
             if message.pending == 0:
                 await look()
 
+        def at_once(message: StoredMsg) -> bool:
+            return replay.done and self._at_once(changed(message))
+
         config = {"filter_subject": self._filter, "deliver_policy": "last_per_subject"}
-        return await _Session(self._js, self._stream, deliver, look).run(config, look)
+        return await _Session(self._js, self._stream, deliver, look, at_once).run(config, look)
 
 
 class _Replay:
@@ -194,6 +222,11 @@ class _Replay:
         self._keys: set[str] = set()
         self._gone: set[str] = set()
         self._complete = False
+
+    @property
+    def done(self) -> bool:
+        """All of it was delivered; what comes are changes."""
+        return self._complete
 
     def saw(self, subject: str, *, present: bool) -> None:
         """A key, or the mark of a deleted one; not looked at any more once the replay is complete."""

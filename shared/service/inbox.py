@@ -28,6 +28,12 @@ class Inbox:
         if len(self._events) >= self._limit:
             self._room.clear()
 
+    def offer(self, event: object) -> bool:
+        """Put it in if there is room; says whether it is in."""
+        if has_room := self._room.is_set():
+            self.post(event)
+        return has_room
+
     async def put(self, event: object) -> None:
         while not self._room.is_set():
             await self._room.wait()

@@ -61,7 +61,7 @@ class Intake:
             if isinstance(event, WatchReplayed):
                 replayed()
 
-        await self._shell.bus.watch(self._listen.subject, on_event, self._listen.keys)
+        await self._shell.bus.watch(self._listen.subject, on_event, self._listen.keys, self._shell.inbox.offer)
 
     # --- requests ---
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -16,6 +14,7 @@ from shared.clock import Clock, SystemClock
 from shared.effects import (
     Ack,
     Commit,
+    CommitDone,
     Disconnected,
     Draining,
     Effect,
@@ -94,7 +93,7 @@ class Runtime:
         self._taking: list[Listening] = []
         self._following: dict[str, asyncio.Task[Any]] = {}
         self._until_drain: list[asyncio.Task[None]] = []
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Future[None]] = set()
         self._start_id = os.urandom(6).hex()
         self._bus_events = 0
         self._told_at_us: dict[str, int] = {}
@@ -337,11 +336,13 @@ class Runtime:
                 await self.bus.ack(effect.token, effect.delay_us)
             case ReadFrom():
                 await self._read_from(effect)
+            case Commit() if self.bus.connection.is_up:
+                await self._begin_commit(effect)
             case _:
                 self._begin(effect)
 
-    def _begin(self, effect: object) -> None:
-        work = self._slow.get(type(effect))
+    def _begin(self, effect: object, work: Callable[[Any], Awaitable[object | None]] | None = None) -> None:
+        work = work or self._slow.get(type(effect))
         if work is None:
             raise TypeError(f"nobody carries out {type(effect).__name__}: it is missing in `slow`")
         task = self._group.create_task(self._end_in_event(work, effect))
@@ -353,8 +354,23 @@ class Runtime:
         if event is not None:
             self.inbox.post(event)
 
-    async def _commit(self, effect: Commit) -> object:
-        return await self.bus.commit(effect.bucket, effect.writes, effect.commit)
+    async def _begin_commit(self, effect: Commit) -> None:
+        """Most are answered at once and cost no task; what goes wrong is gone after in one."""
+        begun = asyncio.get_running_loop().create_future()
+        self._running.add(begun)
+
+        def ended(end: CommitDone | BusError) -> None:
+            self._running.discard(begun)
+            begun.set_result(None)
+            if not isinstance(end, BusError):
+                self.inbox.post(end)
+            elif self.state != "stopped":
+                self._begin(effect, partial(self._commit, failed=end))
+
+        await self.bus.begin_commit(effect.bucket, effect.writes, effect.commit, ended)
+
+    async def _commit(self, effect: Commit, failed: BusError | None = None) -> object:
+        return await self.bus.commit(effect.bucket, effect.writes, effect.commit, failed)
 
     async def _emit(self, effect: Emit) -> None:
         try:
@@ -448,26 +464,6 @@ class Runtime:
         self._ready_file.say(self.state == "ready" and not self._trouble)
 
 
-@contextlib.contextmanager
-def _on_signals(stop: asyncio.Event) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-
-    def on_signal() -> None:
-        if not stop.is_set():
-            # a slow effect stuck in a thread would keep the process: the last limit is ours, not the supervisor's
-            loop.call_later(shutdown.GIVE_UP_US / 1_000_000, os._exit, 1)
-        stop.set()
-
-    for number in numbers:
-        loop.add_signal_handler(number, on_signal)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
-
-
 async def run(
     service: Service,
     core: Core,
@@ -484,7 +480,7 @@ async def run(
     configure(settings.log_level, settings.log_format)
     runtime = Runtime(service, core, settings, slow or {}, clock or SystemClock(), outside)
     stop = asyncio.Event()
-    with _on_signals(stop):
+    with shutdown.on_signals(stop):
         try:
             await runtime.serve(stop, tasks)
         except BaseExceptionGroup as group:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import contextlib
+import os
+import signal
+from collections.abc import Awaitable, Iterator
 
 SECOND_US = 1_000_000
 
@@ -33,3 +36,24 @@ async def within(limit_us: int, work: Awaitable[object]) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def on_signals(stop: asyncio.Event) -> Iterator[None]:
+    """Sets ``stop`` at SIGTERM and SIGINT, and ends the process where that does not end it."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+
+    def on_signal() -> None:
+        if not stop.is_set():
+            # a slow effect stuck in a thread would keep the process: the last limit is ours, not the supervisor's
+            loop.call_later(GIVE_UP_US / 1_000_000, os._exit, 1)
+        stop.set()
+
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

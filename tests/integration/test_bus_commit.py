@@ -8,7 +8,8 @@ import pytest
 
 from shared.bus import Bus
 from shared.bus.atomic import MOST_KEYS
-from shared.effects import CommitOutcome, KeyChanged, Write
+from shared.effects import CommitDone, CommitOutcome, KeyChanged, Write
+from shared.errors import BusError, OutcomeUnknownError
 from shared.settings import ServiceSettings
 from shared.subjects import LEDGER
 from shared.testing.nats_server import NatsServer
@@ -71,6 +72,7 @@ async def raced(writer: Bus, successor: Bus, rounds: int = 20) -> list[int]:
     for turn in range(rounds):
         fenced = [Write(f"node.{number}", b"%d" % turn, lease, fence="lease") for number in range(8)]
         writing = [asyncio.create_task(writer.commit(LEDGER, [write])) for write in fenced]
+        await asyncio.sleep(0)  # they are on their way
         taken = await successor.commit(LEDGER, [Write("lease", b"%d" % turn, lease)])
         while taken.outcome != CommitOutcome.WRITTEN:  # in a cluster also while a fence is on its way
             taken = await successor.commit(LEDGER, [Write("lease", b"%d" % turn, lease)])
@@ -203,3 +205,41 @@ async def test_two_that_write_the_same_key_at_once_never_both_succeed(bus: Bus) 
     assert [CommitOutcome.CONFLICT] * 19 + [CommitOutcome.WRITTEN] == sorted(outcomes)
     written = [number for number in range(20) if await bus.get(LEDGER, f"request.{number}")]
     assert 1 == len(written)
+
+
+async def begun(bus: Bus, writes: list[Write]) -> CommitDone | BusError:
+    """How a commit ends that nobody waits for."""
+    told: asyncio.Future[CommitDone | BusError] = asyncio.get_running_loop().create_future()
+    await bus.begin_commit(LEDGER, writes, 7, told.set_result)
+    return await told
+
+
+@pytest.mark.parametrize("others", [[], [Write("free", b"x", 0)]], ids=["one key", "a batch"])
+async def test_a_commit_that_is_begun_is_told_its_end_or_goes_on_from_the_error(bus: Bus, others: list[Write]) -> None:
+    done = await begun(bus, [Write("a", b"1", 0), Write("b", b"2", 0)])
+    assert CommitDone(7, CommitOutcome.WRITTEN, {"a": 1, "b": 2}) == done
+    stale = [*others, Write("a", b"3", 0)]
+    failed = await begun(bus, stale)
+    assert isinstance(failed, BusError)
+    end = await bus.commit(LEDGER, stale, 7, failed)
+    absent = tuple(KeyChanged(LEDGER, write.key, None, 0) for write in others)
+    assert (CommitOutcome.CONFLICT, (*absent, KeyChanged(LEDGER, "a", b"1", 1))) == (end.outcome, end.current)
+
+
+async def test_what_no_commit_can_take_is_refused_also_where_it_was_begun(bus: Bus) -> None:
+    many = [Write(f"a{number}", b"1", 0) for number in range(MOST_KEYS + 1)]
+    failed = await begun(bus, many)
+    assert isinstance(failed, BusError)
+    assert CommitOutcome.REFUSED == (await bus.commit(LEDGER, many, 7, failed)).outcome
+    assert await bus.get(LEDGER, "a0") is None
+
+
+async def test_a_commit_that_is_begun_on_a_link_that_dies_is_told_so(bus: Bus, nats_server: NatsServer) -> None:
+    await bus.commit(LEDGER, [Write("a", b"1", 0)])
+    nats_server.pause()
+    ending = asyncio.create_task(begun(bus, [Write("a", b"2", 1)]))
+    await until(lambda: not bus.connection.is_up)
+    failed = await ending
+    nats_server.resume()
+    assert isinstance(failed, OutcomeUnknownError)
+    assert CommitOutcome.UNKNOWN == (await bus.commit(LEDGER, [Write("a", b"2", 1)], 7, failed)).outcome

@@ -279,6 +279,32 @@ async def test_a_watch_of_some_keys_is_told_of_no_others(bus: Bus) -> None:
     assert 1 == len(watched.replays)
 
 
+async def test_changes_that_are_taken_at_once_stay_in_order_with_those_that_wait(bus: Bus) -> None:
+    told, at_once, replayed = list[int](), list[int](), asyncio.Event()
+
+    def take(change: KeyChanged) -> bool:
+        if change.revision % 3:
+            at_once.append(change.revision)
+            told.append(change.revision)
+        return change.revision % 3 > 0
+
+    async def handle(event: KeyChanged | WatchReplayed) -> None:
+        if isinstance(event, WatchReplayed):
+            replayed.set()
+            return
+        await asyncio.sleep(0.005)  # others come meanwhile
+        told.append(event.revision)
+
+    async with running(bus.watch(LEDGER, handle, at_once=take)):
+        await replayed.wait()
+        for number in range(40):
+            await bus.commit(LEDGER, [Write(f"a{number}", b"1", 0)])
+        await bus.commit(LEDGER, [Write("a39", None, 40)])
+        await until(lambda: told[-1:] == [41])
+    assert list(range(1, 42)) == told
+    assert 0 < len(at_once) < 27
+
+
 @RESTARTS
 async def test_B10_a_watch_lives_through_a_restart_and_replays(
     bus: Bus, nats_server: NatsServer, settings: ServiceSettings, kill: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.placer.core.cluster import Cluster
-from services.placer.core.commits import MOST_CONFLICTS, PATIENCE
+from services.placer.core.commits import MOST_CONFLICTS, PATIENCE, PlanNext
 from services.placer.core.containers import Start
 from services.placer.core.intents import Rules
 from services.placer.core.ledger import Draft, Ledger, parse_key
@@ -22,11 +22,18 @@ def world() -> World:
     return led(n1=4)
 
 
+def plan_next(world: World) -> None:
+    while any(isinstance(task.effect, PlanNext) for task in world.tasks):
+        world.step_task([isinstance(task.effect, PlanNext) for task in world.tasks].index(True))
+
+
 def commits(world: World) -> list[Commit]:
+    plan_next(world)
     return [task.effect for task in world.tasks if isinstance(task.effect, Commit)]
 
 
 def take_commit(world: World) -> Commit:
+    plan_next(world)
     task = next(task for task in world.tasks if isinstance(task.effect, Commit))
     world.tasks.remove(task)
     assert isinstance(task.effect, Commit)
@@ -54,6 +61,15 @@ def test_all_who_asked_are_answered_before_anything_of_the_batch_is_started(worl
     effects = world.placers["p1"].handle(done, world.now)
 
     assert [Reply, Reply, Start, Start] == [type(each) for each in effects if isinstance(each, Reply | Start)]
+
+
+def test_who_was_answered_hears_so_before_the_next_batch_is_planned(world: World) -> None:
+    replies = [world.ask("p1", request(request_id=f"r{number}")) for number in range(3)]
+    world.step_task()
+
+    assert [1, 0, 0] == [len(world.replies[reply]) for reply in replies]
+    assert not any(isinstance(each.effect, Commit) for each in world.tasks)
+    assert 1 == len(commits(world))
 
 
 def test_writes_of_one_batch_merge_per_node_key(world: World) -> None:

@@ -22,6 +22,11 @@ others wrote once more meanwhile: where many placers want few nodes, each succes
 """
 
 
+@dataclass(frozen=True, slots=True)
+class PlanNext:
+    """Slow effect that comes back as an event: who was answered hears so before the next batch is planned."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """What is in flight: the intents, what they planned, and what follows once it is written."""
@@ -61,6 +66,11 @@ class GroupCommit:
                 return
             self._keys.add(intent.key)
         (self._waiting.appendleft if first else self._waiting.append)(intent)
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is something to plan."""
+        return self._may_take(0)
 
     def take(self) -> tuple[Intent, ...]:
         """The next intents to plan together: none while a batch is in flight or after too many conflicts."""

@@ -16,7 +16,7 @@ from typing import Any
 from services.placer.core.capabilities import Capabilities
 from services.placer.core.carrying import Carrying
 from services.placer.core.cluster import Cluster
-from services.placer.core.commits import Batch, GroupCommit, after_write, was_written
+from services.placer.core.commits import Batch, GroupCommit, PlanNext, after_write, was_written
 from services.placer.core.containers import PlaceStreamAt, Read, ReadDone
 from services.placer.core.delivery import Delivery
 from services.placer.core.following import Following
@@ -129,7 +129,10 @@ class Core:
         handler = self._handlers.get(type(event))
         if handler is not None:
             handler(event)
-        self._pump()
+        if self.commits.ready and any(isinstance(effect, Reply) for effect in self._effects):
+            self._effects.append(PlanNext())
+        else:
+            self._pump()
         effects, self._effects = self._effects, []
         return effects
 
@@ -283,11 +286,12 @@ class Core:
         if not self.chooser.reaches(node):
             self.counters["nodes.without_backend"] += node not in self._facts
             return
-        known = self._facts.pop(node, None)
+        self._facts.pop(node, None)
         if facts is not None:
             self._facts[node] = facts
+        before = self.cluster.facts_changes
         self.cluster.set_facts(node, None if self._unreadable(node) else facts, self.now_us)
-        if known is None or facts is None or _timeless(known) != _timeless(facts):
+        if self.cluster.facts_changes != before:
             self.leader.queue.node_changed(node)
 
     def _identity_changed(self) -> None:
@@ -469,7 +473,3 @@ class Core:
 
 def _comes_later(effect: Effect) -> bool:
     return not isinstance(effect, Reply)
-
-
-def _timeless(facts: NodeFacts) -> NodeFacts:
-    return facts.model_copy(update={"at_us": 0})
