@@ -189,12 +189,12 @@ def _class_bit(reservation: Reservation) -> int:
 def exchanged(
     before: Sequence[Reservation], after: Sequence[Reservation]
 ) -> tuple[list[Reservation], list[Reservation]] | None:
-    """Which objects went and which came; None where counting anew is simpler."""
+    """Which objects went and which came; None where one stood there twice."""
     gone = {id(reservation): reservation for reservation in before}
     if len(gone) < len(before):
         return None
     come = [reservation for reservation in after if gone.pop(id(reservation), None) is None]
-    return (list(gone.values()), come) if len(gone) + len(come) <= len(after) else None
+    return list(gone.values()), come
 
 
 def _foreign(facts: DeviceFacts) -> bool:
