@@ -116,7 +116,7 @@ static i64 passing(Work *w, const Row *of_node) {
             w->missing[w->missed++] = load;
             continue;
         }
-        if (!w->admitted[load] || (asked->device_memory && memory < asked->device_memory && memory != UNKNOWN))
+        if (!w->admitted[load] || (asked->device_memory && memory < asked->device_memory)) /* known, as facts say */
             continue;
         Row *row = &w->good[found];
         *row = *of_node;
