@@ -2,20 +2,24 @@
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
 import pytest
 from decide_draw import Draw, draws, facts_of, reserve
 from decide_world import device, firm, node, request
 from hypothesis import given, settings
 
 from services.placer.core import kernels
+from services.placer.core.capabilities import ALL_CAN_ALL
 from services.placer.core.cluster import Cluster
 from services.placer.core.demand import Demand
 from services.placer.core.outcome import Fits
 from services.placer.core.outlooks import looking_ahead, outlook_on, shape_of
 from services.placer.core.pipeline import decide
-from services.placer.core.strategies import STRATEGIES, Strategy, compiled
+from services.placer.core.rows import Ask
+from services.placer.core.strategies import STRATEGIES, Strategy, compiled, slots_of
 from services.placer.core.strategies.nodes import Asked
 from services.placer.core.strategies.workload import Workload
+from services.placer.core.table import Table
 from shared.messages import Gpu, Kind, PlaceRequest
 
 HALF = Asked(count=1, share_micro=500_000, cpu_milli=0, memory_mib=0)
@@ -47,10 +51,20 @@ def expecting(made: Cluster, requests: Iterable[PlaceRequest]) -> Mapping[str, S
     return looking_ahead(outlook_on(made, Workload.of(shapes)))
 
 
+def options_of(cluster: Cluster, asked: PlaceRequest, tie: str, strategy: Strategy) -> dict[str, list[float]]:
+    """By what each node with room is ranked."""
+    demand = Demand.of(asked)
+    table = Table.of(Ask(cluster, demand, ALL_CAN_ALL, slots=slots_of(strategy, demand.count)), strategy, tie)
+    keys = table._options[: table._keys]
+    return {cluster.name(node): keys[:, node].tolist() for node in np.flatnonzero(keys[:1] < np.inf).tolist()}
+
+
 def same(pair: tuple[Cluster, Cluster], asked: PlaceRequest, tie: str, known: Mapping[str, Strategy]) -> Fits | None:
     """Asks both and reserves in both what they say."""
     found, expected = (decide(one, asked, 0, tie=tie, strategies=known) for one in pair)
     assert repr(expected) == repr(found)
+    ranked, alike = (options_of(one, asked, tie, known[asked.strategy]) for one in pair)
+    assert alike == ranked
     if not isinstance(found, Fits):
         return None
     for one in pair:

@@ -116,7 +116,7 @@ static i64 passing(Work *w, const Row *of_node) {
             w->missing[w->missed++] = load;
             continue;
         }
-        if (!w->admitted[load] || (asked->device_memory && memory < asked->device_memory && memory != UNKNOWN))
+        if (!w->admitted[load] || (asked->device_memory && memory < asked->device_memory)) /* known, as facts say */
             continue;
         Row *row = &w->good[found];
         *row = *of_node;
@@ -208,6 +208,9 @@ static int all(Work *w, const Py_buffer *v) {
         i64 node = nodes[i];
         if (node < 0 || node >= v[HELD].shape[0] || node >= v[OPEN].shape[0] || node >= w->size)
             return -1;
+        if (w->done[node]) /* some are named more than once */
+            continue;
+        w->done[node] = 1;
         w->held = held + node * w->width;
         if (refreshed(w, node, open[node]))
             return -1;
@@ -233,13 +236,14 @@ static PyObject *refresh(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ss
         w.good = malloc(sizeof(Row) * (size_t)(w.width - SHARES));
         w.missing = malloc(sizeof(i64) * (size_t)(v[NODES].shape[0] * (w.width - SHARES) + 1));
         w.lines = malloc(3 * (size_t)(given > ARRAYS ? v[ARRAYS].len : 0) + 1);
-        if (!w.good || !w.missing || !w.lines)
+        w.done = calloc((size_t)w.size + 1, 1);
+        if (!w.good || !w.missing || !w.lines || !w.done)
             PyErr_NoMemory();
         else if (all(&w, v))
             PyErr_SetString(PyExc_IndexError, "refresh: found a node, a device or a load that is none");
         else
             found = PyBytes_FromStringAndSize((char *)w.missing, w.missed * (Py_ssize_t)sizeof(i64));
-        free(w.good), free(w.missing), free(w.lines);
+        free(w.good), free(w.missing), free(w.lines), free(w.done);
     }
     release(v, given);
     return found;

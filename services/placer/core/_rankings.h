@@ -37,6 +37,7 @@ typedef struct {
     Row *good;
     i64 *missing;
     double *lines; /* three, as long as the first table */
+    char *done; /* nodes */
     i64 then, gained; /* fgd: of the node */
 } Work;
 

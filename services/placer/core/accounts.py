@@ -14,11 +14,12 @@ from shared.messages import SHARE_WHOLE_MICRO, DeviceFacts, Kind, NodeFacts, Rea
 _MOST_BITS = 62
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Load:
     """Who is on a device. The tasks bear no names, so that like devices compare equal; `names` stand beside them.
 
-    `contexts` counts the reservations that declared no runtime, and foreign use as one more.
+    `contexts` counts the reservations that declared no runtime, and foreign use as one more. Not to be changed (frozen
+    ones take several times as long to make, and each reservation makes one).
     """
 
     sharing: Sharing
@@ -38,7 +39,7 @@ class Load:
     @property
     def promised(self) -> int:
         """How many of its residents something is promised to."""
-        return sum(task.kind is not Kind.SOFT for task in self.residents)
+        return len([task for task in self.residents if task.kind is not Kind.SOFT])
 
 
 class DeviceAccount:
@@ -65,22 +66,22 @@ class DeviceAccount:
         self.facts = facts
         self.open = facts.healthy and facts.holder is None
         self.foreign = _foreign(facts)
-        self._sharing = Sharing.of(facts)
-        self._device = DeviceType(facts.model, facts.regime)
-        self._held: list[tuple[Reservation, RtTask | None]] = []
+        self._sharing, self._device = _alike(Sharing.of(facts), DeviceType(facts.model, facts.regime))
+        self._held: list[tuple[Reservation, RtTask | None, Tenant | None]] = []
         self._share_used = facts.foreign_share_micro or 0
         self._memory_used = 0
         self.share_free = max(0, SHARE_WHOLE_MICRO - self._share_used)
 
     def add(self, reservation: Reservation) -> None:
-        self._held.append((reservation, resident_task(reservation.realtime)))
+        timing = reservation.realtime
+        self._held.append((reservation, resident_task(timing), tenant_of(reservation.request_id, timing)))
         self._share_used += reservation.share_micro
         self._memory_used += reservation.device_memory_mib
         self.share_free = max(0, SHARE_WHOLE_MICRO - self._share_used)
 
     def remove(self, reservation: Reservation) -> None:
         """Takes off what was added as this very object."""
-        place = next(place for place, (held, _) in enumerate(self._held) if held is reservation)
+        place = next(place for place, (held, *_) in enumerate(self._held) if held is reservation)
         del self._held[place]
         self._share_used -= reservation.share_micro
         self._memory_used -= reservation.device_memory_mib
@@ -91,7 +92,7 @@ class DeviceAccount:
         return left(self.facts.memory_mib, self._memory_used, self.facts.foreign_memory_mib)
 
     def load(self) -> Load:
-        named = [(task, held.request_id) for held, task in self._held if task]
+        named = [(task, held.request_id) for held, task, _ in self._held if task]
         named.sort(key=lambda pair: (pair[0].deadline_us, pair[0].runtime_us, pair[0].period_us, pair[1]))
         return Load(
             self._sharing,
@@ -104,14 +105,8 @@ class DeviceAccount:
         )
 
     def _tenants(self) -> tuple[Tenant, ...] | None:
-        if self.foreign:
-            return None
-        found = list[Tenant]()
-        for held, _ in self._held:
-            if (tenant := tenant_of(held.request_id, held.realtime)) is None:
-                return None
-            found.append(tenant)
-        return tuple(sorted(found, key=_by_profile))
+        known = [tenant for _, _, tenant in self._held if tenant]
+        return None if self.foreign or len(known) < len(self._held) else tuple(sorted(known, key=_by_profile))
 
 
 def _by_profile(tenant: Tenant) -> tuple[str, int, float, str]:
@@ -134,7 +129,9 @@ class NodeAccount:
         """Devices that are well and that nobody uses."""
         self._places = {device.uuid: place for place, device in enumerate(facts.devices)}
         self._cpu_used = self._memory_used = 0
-        self._classes: Counter[int] = Counter()
+        self._number_of: Counter[int] = Counter()
+        self.classes = 0
+        """Bit 0 is set where somebody has part of a device, bit k where somebody has k whole ones."""
         for reservation in reservations:
             self.add(reservation)
 
@@ -146,7 +143,7 @@ class NodeAccount:
             self._share(place)
         self._cpu_used += reservation.cpu_milli
         self._memory_used += reservation.memory_mib
-        self._classes[_class_bit(reservation)] += 1
+        self._classify(reservation, 1)
         return places
 
     def remove(self, reservation: Reservation) -> list[int]:
@@ -157,13 +154,8 @@ class NodeAccount:
             self._share(place)
         self._cpu_used -= reservation.cpu_milli
         self._memory_used -= reservation.memory_mib
-        self._classes[_class_bit(reservation)] -= 1
+        self._classify(reservation, -1)
         return places
-
-    @property
-    def classes(self) -> int:
-        """Bit 0 is set where somebody has part of a device, bit k where somebody has k whole ones."""
-        return sum(bit for bit, number in self._classes.items() if number)
 
     @property
     def cpu_free(self) -> int | None:
@@ -175,6 +167,11 @@ class NodeAccount:
 
     def _concerned(self, reservation: Reservation) -> list[int]:
         return [self._places[uuid] for uuid in reservation.devices if uuid in self._places]
+
+    def _classify(self, reservation: Reservation, more: int) -> None:
+        bit = _class_bit(reservation)
+        self._number_of[bit] = number = self._number_of[bit] + more
+        self.classes = self.classes | bit if number else self.classes & ~bit
 
     def _share(self, place: int) -> None:
         device, before = self.devices[place], self.shares_free[place]
@@ -192,17 +189,23 @@ def _class_bit(reservation: Reservation) -> int:
 def exchanged(
     before: Sequence[Reservation], after: Sequence[Reservation]
 ) -> tuple[list[Reservation], list[Reservation]] | None:
-    """Which objects went and which came; None where counting anew is simpler."""
+    """Which objects went and which came; None where one stood there twice."""
     gone = {id(reservation): reservation for reservation in before}
     if len(gone) < len(before):
         return None
     come = [reservation for reservation in after if gone.pop(id(reservation), None) is None]
-    return (list(gone.values()), come) if len(gone) + len(come) <= len(after) else None
+    return list(gone.values()), come
 
 
 def _foreign(facts: DeviceFacts) -> bool:
     """Who holds memory of a GPU has a context on it. Memory used on a machine says nothing about one of its cores."""
     return facts.foreign_share_micro != 0 or (facts.foreign_memory_mib != 0 and core_of(facts.uuid) is None)
+
+
+@lru_cache(maxsize=4096)
+def _alike(sharing: Sharing, device: DeviceType) -> tuple[Sharing, DeviceType]:
+    """The same objects for like devices: these compare sooner than equal ones."""
+    return sharing, device
 
 
 @lru_cache(maxsize=4096)

@@ -69,6 +69,8 @@ class Verdicts:
         """
         if (more := len(loads) - len(self._table)) > 0:
             self._table.take(more)
+        if not len(numbers):
+            return
         known = self._table["known"][numbers]
         if np.count_nonzero(known) == len(known):
             return

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from shared.messages import Reason, RunnerUp, Score
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Assignment:
-    """Where one replica goes; `devices` are uuids, none for a request without gpu."""
+    """Where one replica goes; `devices` are uuids, none for a request without gpu. As all here not to be changed
+    (frozen ones take several times as long to make, and each decision makes some).
+    """
 
     replica: int
     node: str
@@ -32,7 +34,7 @@ class Move:
         return f"{replica} moves from {self.node} to {self.to.node}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Fits:
     """A place for every replica asked for.
 

@@ -70,8 +70,7 @@ class Sieve:
         verdicts = cluster.verdicts(demand, load)
         good = verdicts.column("admitted", load)
         if demand.device_memory_mib:
-            free = cluster.devices["memory_free"].take(index)
-            good &= (free >= demand.device_memory_mib) | (free == UNKNOWN)
+            good &= cluster.devices["memory_free"].take(index) >= demand.device_memory_mib  # known, as facts say
         if demand.count > 1:
             good &= (np.bincount(of_row[good], minlength=len(slots)) >= demand.count)[of_row]
         if np.count_nonzero(good) < len(good):

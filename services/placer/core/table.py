@@ -88,11 +88,11 @@ class Table:
         """The node of the best option and that of the second best; `first` are keys that count more than its own."""
         if not self._keys:
             return None, None
-        strongest, *others = self._options[: self._keys]
         if self._compiled and not first and self._drawn is None:
             count = self.sieve.ask.demand.count
             ties = self._tie.all_devices() if count else self._tie.all_nodes()
             return kernels.best(self._options, ties, self._keys, self._devices.start if count else 0)
+        strongest, *others = self._options[: self._keys]
         if first:
             return self._two((strongest != _NONE).nonzero()[0], (*first, strongest, *others))
         equals = self._equals(strongest)
@@ -138,22 +138,17 @@ class Table:
             return self._tie.of_devices(self._options[self._devices.start, left].astype(np.int64))
         return self._tie.of_nodes(left)
 
-    def assignment(self, replica: int, node: int) -> Assignment:
-        """A node's option."""
-        if self._drawn is None:
-            rows = self._options[self._devices, node].astype(np.int64).tolist()
-        else:
+    def chosen(self, replica: int, node: int) -> tuple[Assignment, Score, bool]:
+        """A node's option, its score, and whether a deadline is unproven there."""
+        line = self._options[:, node].tolist()
+        rows = [int(row) for row in line[self._devices]]
+        if self._drawn is not None:
             drawn = options(self.sieve.passing(np.array([node])), self._strategy, self._drawn)
             rows = [column.item(0) for column in drawn.columns[self._devices]]
-        uuids = [self._cluster.device(row).uuid for row in rows]
-        return Assignment(replica, self._cluster.name(node), tuple(uuids))
-
-    def unproven(self, node: int) -> bool:
-        return bool(self._options[self._devices.stop :, node].any())
-
-    def score(self, node: int) -> Score:
-        total, *parts = [round(value, 6) for value in self._options[self._keys : self._devices.start, node].tolist()]
-        return Score(total=total, by=dict(zip(self._parts, parts, strict=True)))
+        uuids = tuple([self._cluster.device(row).uuid for row in rows])
+        total, *parts = [round(value, 6) for value in line[self._keys : self._devices.start]]
+        score = Score(total=total, by=dict(zip(self._parts, parts, strict=True)))
+        return Assignment(replica, self._cluster.name(node), uuids), score, any(line[self._devices.stop :])
 
     def runner_up(self, node: int | None) -> RunnerUp | None:
         if node is None:

@@ -64,7 +64,8 @@ def _single(replica: int, table: Table) -> Plan:
     best, second = table.best()
     if best is None:
         return Plan(complete=False, reasons=table.sieve.sifted().reasons())
-    return Plan((table.assignment(replica, best),), table.score(best), table.runner_up(second), table.unproven(best))
+    assignment, score, unproven = table.chosen(replica, best)
+    return Plan((assignment,), score, table.runner_up(second), unproven)
 
 
 class _Board:
@@ -90,10 +91,11 @@ class _Board:
             if best is None:
                 reasons = self._table.sieve.sifted().reasons()
                 return Plan(tuple(done), score, runner_up, complete=False, reasons=reasons)
+            assignment, its_score, its_unproven = self._table.chosen(replica, best)
             if not done:
-                score, runner_up = self._table.score(best), self._table.runner_up(second)
-            unproven |= self._table.unproven(best)
-            done.append(self._table.assignment(replica, best))
+                score, runner_up = its_score, self._table.runner_up(second)
+            unproven |= its_unproven
+            done.append(assignment)
             if len(done) < len(self._wish.replicas):
                 self._reserve(done[-1], best)
         return Plan(tuple(done), score, runner_up, unproven)
