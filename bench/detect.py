@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import bisect
 import contextlib
-import itertools
 import json
 import os
 import statistics
@@ -19,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -36,7 +35,7 @@ from shared.bus import Bus
 from shared.effects import CommitOutcome, Write
 from shared.messages import ContainerLabels, Kind, NodeReservations, Realtime, Reservation
 from shared.settings import ServiceSettings
-from shared.subjects import LEDGER, NODES, encode, node_key
+from shared.subjects import LEDGER, encode, node_key
 from shared.testing.nats_server import NatsServer
 from shared.testing.service_process import ServiceProcess
 
@@ -54,7 +53,6 @@ TASKS_PER_S: Final = 2_500
 TICK_S: Final = 0.01
 MISS_DEADLINE_US: Final = 20_000
 MISS_EVERY_S, HOP_EVERY_S, TASK_EVERY_S = 0.03, 0.02, 0.02
-COMMIT_EVERY: Final = 50
 HOP: Final = "rt.events.bus.bench"
 MOST_HOPS: Final = 4
 REACHED: Final = ("missed", "at_risk_listed")
@@ -106,24 +104,13 @@ def swinging(seconds: float, seed: int) -> None:
 
 
 async def hopping(url: str, seconds: float) -> None:
-    """The bare publish into the stream, stamped when it is sent; now and then a bare commit of several keys.
-
-    Prints how long the commits took.
-    """
-    client, bus = await nats.connect(url), await Bus.connect(ServiceSettings(nats_url=url), "bench")
-    stream, until_s, turns, took_us = client.jetstream(), time.monotonic() + seconds, itertools.count(1), list[float]()
-    revisions: Mapping[str, int] = {"bench.a": 0, "bench.b": 0, "bench.c": 0}
+    """The bare publish into the stream, stamped when it is sent."""
+    client, until_s = await nats.connect(url), time.monotonic() + seconds
+    stream = client.jetstream()
     while time.monotonic() < until_s:
         await asyncio.sleep(HOP_EVERY_S)
         await stream.publish(HOP, json.dumps({"sent_ns": time.monotonic_ns(), "pad": "x" * 200}).encode())
-        if next(turns) % COMMIT_EVERY == 0:
-            before_ns = time.monotonic_ns()
-            done = await bus.commit(NODES, [Write(key, b"x" * 2_000, seen) for key, seen in revisions.items()])
-            took_us.append((time.monotonic_ns() - before_ns) / 1e3)
-            revisions = done.revisions
-    await bus.close()
     await client.close()
-    print(json.dumps(took_us))
 
 
 # ------------------------------------------------------------------------------------------ the cluster
@@ -201,7 +188,6 @@ class Heard:
     """What the outside subscriber heard, and when."""
 
     hops_us: list[float] = field(default_factory=list)
-    commits_us: list[float] = field(default_factory=list)
     missed_ns: dict[str, int] = field(default_factory=dict)
     crossed: list[tuple[str, str, int, int]] = field(default_factory=list)
     """Container, at_risk or recovered, the number of the task that made it so, and when."""
@@ -277,7 +263,6 @@ async def measured(folder: Path, url: str, seconds: float) -> Found:
     await asyncio.sleep(1)
     await client.close()
     ended_ns = {name: json.loads(text) for name, (text, _) in zip(names, said[3:], strict=True)}
-    heard.commits_us = json.loads(said[2][0])
     return Found(heard, json.loads(said[1][0]), ended_ns, on)
 
 
@@ -291,7 +276,7 @@ def p99(values: Sequence[float]) -> float:
 def told(found: Found, storage: str) -> tuple[dict[str, float], dict[str, float]]:
     """The figures of one run, and how they compare with its limit."""
     heard, figures = found.heard, dict[str, float]()
-    seen = {"hop": heard.hops_us, "commit": heard.commits_us, "missed": found.misses_us()}
+    seen = {"hop": heard.hops_us, "missed": found.misses_us()}
     seen |= {f"{word}_said": found.said_us(word) for word in ("at_risk", "recovered")}
     seen |= {"at_risk_listed": found.orders_us("at_risk"), "recovered_listed": found.orders_us("recovered")}
     for name, values in seen.items():
@@ -300,9 +285,8 @@ def told(found: Found, storage: str) -> tuple[dict[str, float], dict[str, float]
         shown = f"p50 {middle:8.0f} us  p99 {high:8.0f} us  most {most:8.0f} us  of {len(values)}"
         print(f"{storage:>8} {name:>18}: {shown}")
     poll_us, hop_us = MonitorSettings(node=NODE).poll_us, figures["hop_p99_us"]
-    limit_us, commit_us = poll_us + MOST_HOPS * hop_us, figures["commit_p99_us"]
+    limit_us = poll_us + MOST_HOPS * hop_us
     figures |= {"limit_us": limit_us, "misses_not_heard": len(found.began_ns) - len(seen["missed"])}
-    figures["limit_with_a_commit_us"] = poll_us + (MOST_HOPS - 1) * hop_us + max(hop_us, commit_us)
     ratios = {f"{name}_over_limit": round(figures[f"{name}_p99_us"] / limit_us, 2) for name in REACHED}
     return figures, ratios
 
@@ -311,10 +295,8 @@ NOTES: Final = (
     "Real: server, monitor, tracker, node-list, containers' rings, clock. Simulated: the devices. Background: "
     f"{2 * TASKS_PER_S} events/s. missed: from deadline + {GUARD_US} us to the event. at_risk_listed, recovered_listed "
     "are from the end that made the record cross its bound to the list's change. What is late is published at once, "
-    "ends in time gather: a recovery takes up to 50 ms more and has no target. One node that changes is a single "
-    "message, several are a batch commit, for which the server forces five writes to its disk with file storage: "
-    "`commit` is a bare one. Limit: ring poll + 4 x hop's p99; limit_with_a_commit, to which nothing is held: a bare "
-    "commit in the place of one hop."
+    "ends in time gather: a recovery takes up to 50 ms more and has no target. Nobody commits to the ledger meanwhile: "
+    "with file storage each batch makes all others wait for the disk. Limit: ring poll + 4 x hop's p99."
 )
 
 
