@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,6 +26,8 @@ KNOWN_US: Final = 1_000_000
 
 OpenTask = tuple[str, int, int]
 """Container, begin, and deadline relative to it."""
+Running = Callable[[Collection[str]], Iterable[OpenTask]]
+"""Those of these containers that are open now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +111,7 @@ class Kept:
             self.places = _read(self.facts, self.reservations)
         return self.places
 
-    def scene(
-        self, place: Place, open_tasks: Sequence[OpenTask], since_us: int = 0, clock: Clock | None = None
-    ) -> Scene:
+    def scene(self, place: Place, running: Running, since_us: int = 0, clock: Clock | None = None) -> Scene:
         """A device with those of its containers of which tasks are known, and the tasks that did not end before."""
         names = [name for name, replica in self.of.items() if replica in place.declared]
         number = {name: at for at, name in enumerate(names)}
@@ -120,7 +120,7 @@ class Kept:
         kept = self.tasks()
         rows = kept[:, (local[kept[0]] >= 0) & (kept[2] >= since_us)]
         rows[0] = local[rows[0]]
-        open_tasks = [each for each in open_tasks if each[0] in number and sane(each[1], each[1], each[2])]
+        open_tasks = [each for each in running(number) if sane(each[1], each[1], each[2])]
         begun = [(number[name], at, OPEN, at + due) for name, at, due in open_tasks]
         rows = np.hstack([rows, np.array(begun, np.int64).reshape(-1, 4).T])
         for code, at_us in ((self.codes[name], at) for name, at, _ in open_tasks):

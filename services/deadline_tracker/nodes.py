@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,9 +40,11 @@ class Node:
         seqs = (seq for record in self.records.values() for seq, _ in record.unsaid.values())
         return min(seqs, default=self.stream_seq + 1)
 
-    def running(self) -> Iterator[tuple[str, int, int]]:
-        """Container, begin and deadline of each open task."""
+    def running(self, containers: Collection[str]) -> Iterator[tuple[str, int, int]]:
+        """Container, begin and deadline of each open task of these. Others may have thousands that never end."""
         for ring in self.rings.values():
+            if ring.container not in containers:
+                continue
             for task in (*ring.open.values(), *ring.overdue.values()):
                 yield ring.container, task[STAMP_US], task[DEADLINE_US]
 

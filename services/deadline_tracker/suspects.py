@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 from services.deadline_tracker.culprits import Scene, causes
 from services.deadline_tracker.device_time import OPEN
-from services.deadline_tracker.kept import Kept, OpenTask, sane
+from services.deadline_tracker.kept import Kept, Running, sane
 from services.deadline_tracker.matched import MatchedTask
 from services.deadline_tracker.neighbours import Found, Neighbours, beside
 from shared.effects import Effect, Publish
@@ -89,7 +89,7 @@ class Suspects:
         batch: TaskBatch,
         matched: Callable[[], Sequence[MatchedTask]],
         effects: Sequence[Effect],
-        running: Callable[[], Iterable[OpenTask]],
+        running: Running,
     ) -> list[Effect]:
         """Takes what one batch matched, and says the causes of the misses that are to be published.
 
@@ -111,7 +111,7 @@ class Suspects:
         batch: TaskBatch,
         effect: Effect,
         times: Times,
-        running: Callable[[], Iterable[OpenTask]],
+        running: Running,
     ) -> Effect:
         if not isinstance(effect, Publish) or not isinstance(event := effect.body, DeadlineEvent):
             return effect
@@ -122,12 +122,10 @@ class Suspects:
         at_us = batch.watermark_us if end_us is None else end_us
         if not sane(begin_us, at_us, 0):
             return effect
-        because = self._because(kept, batch.start_id, event.container, (begin_us, at_us), running())
+        because = self._because(kept, batch.start_id, event.container, (begin_us, at_us), running)
         return replace(effect, body=event.model_copy(update={"because": because}))
 
-    def noisy(
-        self, node: str, watermark_us: int, running: Callable[[], Iterable[OpenTask]]
-    ) -> Iterator[tuple[str, Cause]]:
+    def noisy(self, node: str, watermark_us: int, running: Running) -> Iterator[tuple[str, Cause]]:
         """Containers that a neighbour is found to slow down by the tasks up to the watermark, and that neighbour."""
         kept = self._kept(node)
         since_us = kept.looked_us
@@ -136,21 +134,20 @@ class Suspects:
         kept.looked_us = watermark_us
         self._nodes_left -= 1
         shared = [place for place in kept.shared() if place.sharing.regime not in (Regime.EXCLUSIVE, Regime.MIG)]
-        open_tasks = list(running()) if shared else []
         for place in shared:
-            look = kept.scene(place, open_tasks, watermark_us - RECENT_US)
+            look = kept.scene(place, running, watermark_us - RECENT_US)
             if len(look.tasks):
                 yield from _found(kept.tests, look, since_us, watermark_us)
 
     def _because(
-        self, kept: Kept, start_id: str, container: str, late: tuple[int, int], running: Iterable[OpenTask]
+        self, kept: Kept, start_id: str, container: str, late: tuple[int, int], running: Running
     ) -> tuple[Cause, ...]:
         self._left -= 1
         place = kept.place_of(container)
         if place is None:
             text = "it holds no device in the ledger, or nothing was said of that device"
             return (Cause(cause=CauseKind.UNKNOWN, container=None, amount_us=None, detail=text),)
-        scene = kept.scene(place, list(running), clock=kept.clocks.around(place.uuid, start_id, *late))
+        scene = kept.scene(place, running, clock=kept.clocks.around(place.uuid, start_id, *late))
         names = [resident.name for resident in scene.residents]
         return causes(scene, names.index(container), *late)
 

@@ -124,8 +124,8 @@ class Core:
                 self._said(said, subject, now_us, wall_us)
             case Received(message=DeadlineEvent() as warning):
                 view = self._view(warning.node, now_us)
-                if view.warning(warning):
-                    self._rejudge(view, now_us)
+                if (devices := view.warning(warning)) is not None:
+                    self._rejudge(view, now_us, devices)
             case Received(message=ListDelta() as delta):
                 self.lists.heard(delta)
             case Received(message=NodesQuery() as query, reply=reply):

@@ -115,10 +115,13 @@ class NodeView:
         grace_us = max(policy.grace_us, 3 * period_us)
         self.liveness.age(now_us, grace_us, max(policy.lost_us, 2 * grace_us))
 
-    def warning(self, event: DeadlineEvent) -> bool:
-        """at_risk and recovered, as the tracker says them; False where nothing follows."""
+    def warning(self, event: DeadlineEvent) -> set[str] | None:
+        """at_risk and recovered, as the tracker says them: the devices that it concerns; None where nothing follows."""
         at_risk = event.kind == "at_risk"
-        return event.kind in {"at_risk", "recovered"} and self._note(event, event.judged, at_risk=at_risk)
+        if event.kind not in {"at_risk", "recovered"} or not self._note(event, event.judged, at_risk=at_risk):
+            return None
+        of = (event.request_id, event.replica, event.generation)
+        return {uuid for each in self.residents if each.which == of for uuid in each.devices}
 
     def records(self, containers: Iterable[ContainerRecord]) -> bool:
         """The tracker's checkpoint: the same, for whoever missed an event."""

@@ -172,7 +172,7 @@ def warned() -> Publish:
 
 def because(found: Suspects, told: TaskBatch, begin_us: int, end_us: int | None, container: str = "c0") -> list[str]:
     task = ("r", 1, begin_us, end_us, 20_000)
-    (effect,) = found.explained(told, lambda: [task], [missed(container)], list)
+    (effect,) = found.explained(told, lambda: [task], [missed(container)], lambda _: ())
     assert isinstance(effect, Publish)
     assert isinstance(effect.body, DeadlineEvent)
     return [cause.cause for cause in effect.body.because or ()]
@@ -206,7 +206,7 @@ def test_misses_beyond_those_that_are_explained_between_two_ticks_have_no_causes
 def test_a_device_that_nobody_uses_is_no_fault() -> None:
     found = suspects("d1", "d2")
     because(found, batch(40_000), 0, 30_000)
-    assert [] == list(found.noisy("n1", 300_000, list))
+    assert [] == list(found.noisy("n1", 300_000, lambda _: ()))
 
 
 def test_after_a_reboot_of_the_node_its_stamps_begin_anew() -> None:
