@@ -85,13 +85,7 @@ class Scheduling:
     """`holds` outlives nothing: another bridge, or the next start, reads the same from the ledger."""
 
     def __init__(
-        self,
-        view: View,
-        releasing: Releasing,
-        claims: Claims,
-        conditions: Conditions,
-        terms: Terms,
-        verdict_us: int,
+        self, view: View, releasing: Releasing, claims: Claims, conditions: Conditions, terms: Terms, verdict_us: int
     ) -> None:
         """`releasing` knows all pods that the API server has shown, and which nodes keep what nobody can give back."""
         self.ahead = Ahead(terms.ahead)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final, TypeVar
 
@@ -12,7 +12,6 @@ from services.kube_bridge.ahead import Waiting, waiting
 from services.kube_bridge.asked import DEVICES, GROUP, LABELS, NVIDIA, wants
 from services.kube_bridge.claims import claims_of
 from services.kube_bridge.gangs import GANG, Member, gang_of
-from services.kube_bridge.resources import Reserves
 from shared.errors import FieldError
 from shared.messages.ledger import ContainerLabels
 from shared.units import MIB
@@ -80,11 +79,16 @@ class PodSeen:
     def bound_by_us(self) -> bool:
         return bool(self.node) and self.ours and self.wants and not self.bound_by_others
 
+    @property
+    def _unanswered(self) -> bool:
+        over = self.node or self.ended or self.being_deleted
+        return self.ours and self.wants and not (over or self.says or self.unscheduled)
+
     @classmethod
     def of(cls, pod: Mapping[str, Any], scheduler: str) -> PodSeen:
         meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
         reserves = resources.reserves(pod)
-        return cls(
+        seen = cls(
             uid=meta["uid"],
             namespace=meta["namespace"],
             name=meta["name"],
@@ -103,8 +107,9 @@ class PodSeen:
             request_id=_request_id(pod),
             unscheduled=_unscheduled(pod),
             being_deleted="deletionTimestamp" in meta,
-            waits=_waits(pod, scheduler, reserves),
         )
+        alone = GANG not in (meta.get("labels") or {})
+        return replace(seen, waits=waiting(pod)) if alone and seen._unanswered else seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +166,6 @@ def _condition(pod: Mapping[str, Any], kind: str) -> Condition | None:
 def _unscheduled(pod: Mapping[str, Any]) -> str:
     said = _condition(pod, "PodScheduled")
     return said.message or said.reason if said is not None and said.status == "False" else ""
-
-
-def _waits(pod: Mapping[str, Any], scheduler: str, reserves: Reserves) -> Waiting | None:
-    meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
-    over = spec.get("nodeName") or status.get("phase") in _ENDED or "deletionTimestamp" in meta
-    if over or spec.get("schedulerName") != scheduler or not wants(reserves) or GANG in (meta.get("labels") or {}):
-        return None
-    return None if condition_of(pod) or _unscheduled(pod) else waiting(pod)
 
 
 def _request_id(pod: Mapping[str, Any]) -> str | None:

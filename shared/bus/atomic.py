@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from shared.bus.jetstream import ApiError, JetStream, Stored, StoredMsg, without_error
-from shared.bus.msg import Msg
+from shared.bus.msg import Msg, ends
 from shared.effects import CommitDone, CommitOutcome, KeyChanged, Write
 from shared.errors import BusError, NoStreamError, OutcomeUnknownError, TooLargeError
 from shared.log import logger
@@ -120,16 +120,7 @@ class Commits:
     async def _once(self, bucket: str, writes: Sequence[Write]) -> Stored:
         await self._js.connection.wait_up()
         answer: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
-
-        def ended(end: Stored | BusError) -> None:
-            if answer.done():
-                return
-            if isinstance(end, BusError):
-                answer.set_exception(end)
-            else:
-                answer.set_result(end)
-
-        await self._send(bucket, writes, ended)
+        await self._send(bucket, writes, ends(answer))
         return await answer
 
     async def _send(self, bucket: str, writes: Sequence[Write], ended: Callable[[Stored | BusError], None]) -> None:

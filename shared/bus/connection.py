@@ -22,7 +22,7 @@ from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
 from shared.bus.credentials import Credentials
-from shared.bus.msg import NO_HEADERS, NOBODY, Headers, LinkEvent, Msg, NoResponders, plain
+from shared.bus.msg import NO_HEADERS, NOBODY, Headers, LinkEvent, Msg, NoResponders, ends, plain
 from shared.clock import Clock, SystemClock
 from shared.errors import BusError, OutcomeUnknownError, RefusedError, TooLargeError
 from shared.log import logger
@@ -431,16 +431,7 @@ class Connection:
     async def ask(self, subject: str, body: bytes, headers: Mapping[str, str] | None = None) -> asyncio.Future[Msg]:
         """Send a request on the link that is up; its first answer, whatever it is, ends the future."""
         answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-
-        def settle(found: Msg | BusError) -> None:
-            if answer.done():
-                return
-            if isinstance(found, BusError):
-                answer.set_exception(found)
-            else:
-                answer.set_result(found)
-
-        token = await self.ask_then(subject, body, settle, headers)
+        token = await self.ask_then(subject, body, ends(answer), headers)
         answer.add_done_callback(lambda _: self.forget(token))
         return answer
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeVar
+
+from shared.errors import BusError
+
+Found = TypeVar("Found")
 
 NOBODY = "503"
 """The status of an answer that says that nobody listens."""
@@ -96,3 +101,17 @@ class LinkEvent:
     kind: Literal["lost", "back", "closed", "slow_consumer", "handler_failed", "error"]
     detail: str = ""
     gap_us: int = 0
+
+
+def ends(answer: asyncio.Future[Found]) -> Callable[[Found | BusError], None]:
+    """What ends the future with an answer or an error, unless it has ended already."""
+
+    def end(found: Found | BusError) -> None:
+        if answer.done():
+            return
+        if isinstance(found, BusError):
+            answer.set_exception(found)
+        else:
+            answer.set_result(found)
+
+    return end

@@ -6,7 +6,7 @@ from decide_world import firm, node, share
 from services.placer.core.capabilities import ALL_CAN_ALL
 from services.placer.core.cluster import Cluster
 from services.placer.core.demand import Demand
-from services.placer.core.options import Tie, options
+from services.placer.core.options import Tie, first_device, options
 from services.placer.core.rows import Ask
 from services.placer.core.sieve import Sieve
 from services.placer.core.strategies import STRATEGIES
@@ -39,6 +39,7 @@ def test_each_node_has_the_same_option_among_many_rows_as_alone() -> None:
     ask, tie = Ask(made, Demand.of(asked), ALL_CAN_ALL), Tie(made, "word")
     for strategy in STRATEGIES.values():
         together = options(Sieve(ask).passing(made.all_slots()), strategy, tie)
-        found = dict(zip(together.node.tolist(), together.columns[together.first_device].tolist(), strict=True))
+        at = first_device(together.keys, together.parts)
+        found = dict(zip(together.node.tolist(), together.columns[at].tolist(), strict=True))
         alone = [options(Sieve(ask).passing(np.array([slot])), strategy, tie) for slot in made.all_slots()]
-        assert {int(each.node[0]): int(each.columns[each.first_device][0]) for each in alone} == found
+        assert {int(each.node[0]): int(each.columns[at][0]) for each in alone} == found

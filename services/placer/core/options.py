@@ -32,9 +32,10 @@ class Options(NamedTuple):
     parts: tuple[str, ...]
     columns: tuple[Array, ...]
 
-    @property
-    def first_device(self) -> int:
-        return self.keys + 1 + len(self.parts)
+
+def first_device(keys: int, parts: tuple[str, ...]) -> int:
+    """Where the rows of devices begin among the columns of Options."""
+    return keys + 1 + len(parts)
 
 
 def options(rows: Prospects, strategy: Strategy, tie: Tie) -> Options:

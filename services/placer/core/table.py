@@ -12,7 +12,7 @@ import numpy as np
 
 from services.placer.core import kernels
 from services.placer.core.columns import Array, Floats, Ints
-from services.placer.core.options import KeptTie, Tie, options
+from services.placer.core.options import KeptTie, Tie, first_device, options
 from services.placer.core.outcome import Assignment
 from services.placer.core.rows import Ask
 from services.placer.core.sieve import Sieve
@@ -169,7 +169,7 @@ class Table:
 
     def _lay_out(self, keys: int, parts: tuple[str, ...]) -> None:
         demand = self.sieve.ask.demand
-        first = keys + 1 + len(parts)
+        first = first_device(keys, parts)
         self._keys, self._parts, self._devices = keys, parts, slice(first, first + demand.count)
         lines = self._devices.stop + (demand.count > 0 and demand.task is not None)
         self._options = np.full((lines, self._options.shape[1]), _NONE)
