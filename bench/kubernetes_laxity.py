@@ -9,7 +9,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any, Final
 
-from bench import place_bus
+from bench import place_bus, place_bus_roles
 from bench.kubernetes_pods import DEVICES, IMAGE, SHARING, request
 from shared.messages import NodeFacts, NodeState, PlaceReply
 from shared.subjects import NODES, encode, node_key
@@ -40,7 +40,7 @@ class Laxity(Bridged):
 
     async def start(self, nodes: list[str], namespace: str, port: int = 0) -> None:
         """`namespace` is that of the pods that the placer makes, `port` where the extender listens."""
-        self.client = await place_bus.connect(self.server.url)
+        self.client = await place_bus_roles.connect(self.server.url)
         self.states: Counter[str] = Counter()
         await self.client.subscribe("rt.events.place.>", cb=self._heard)
         await place_bus.second_ledger(self.client)
@@ -123,7 +123,7 @@ class Laxity(Bridged):
     async def commits_us(self) -> list[float]:
         """Of bare commits of two keys as large as usual, one after another."""
         size = await place_bus.size_of_writes(self.client)
-        found: list[float] = (await place_bus.run("commit", self.server.url, 2, size))["took_us"]
+        found: list[float] = (await place_bus_roles.run("commit", self.server.url, 2, size))["took_us"]
         return found
 
 

@@ -1,39 +1,33 @@
 """How many requests a second the placer takes over a real server, and how long one waits: ``make bench-place-bus``.
 
-In turn with a responder that does nothing but answer, on the same connection settings. Server, placer, responder and
-client are processes of their own. The bare commit of a batch as large as the placer's are says what the ledger allows.
-At low load a client asks for one, waits until that has started, and a pause longer; a bare commit follows each.
+In turn with a responder that does nothing but answer, on the same connection settings, and with one that also does the
+messages of a placer, but decides and starts nothing (place_bus_bare.py): more than that one reaches no placer can.
+Server, placer, responders and client are processes of their own (place_bus_roles.py). The bare commit of a batch as
+large as the placer's are says what the ledger allows. At low load a client asks for one, waits until that has started,
+and a pause longer; the bare responder and a bare commit follow each.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import contextlib
 import json
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 from typing import Any
 
-import nats
 import psutil
 from nats.aio.client import Client
 
 from bench import report as form
-from shared.bus import Bus
-from shared.bus.connection import CLIENT_BUFFER_BYTES, MAX_OUTSTANDING_PINGS
-from shared.effects import CommitOutcome, Write
-from shared.settings import ServiceSettings
+from bench.place_bus_roles import BUCKET, PAUSE_S, connect, responder, run
 from shared.testing.nats_server import NatsServer
 from shared.testing.service_process import ServiceProcess
 
@@ -42,170 +36,15 @@ Json = dict[str, Any]
 STORAGES = ("file", "memory")
 ROUNDS = int(os.environ.get("LAXITY_BENCH_ROUNDS", "3"))
 REQUESTS, IN_FLIGHT = int(os.environ.get("LAXITY_BENCH_REQUESTS", "1000")), 64
-ALONE = 150
+ALONE = 120
 """Requests of a round at low load."""
-PAUSE_S = int(os.environ.get("LAXITY_BENCH_PAUSE_MS", "50")) / 1000
-"""At low load, after a request has started and after a bare commit."""
 NODES, DEVICES = 200, 8
-COMMIT_S = 1.5
 MOST_COMMITS = 2.0
-BUCKET = "bench"
 SHM = "/dev/shm"  # noqa: S108  # what is in it lies in a folder made for this run
 IN_MEMORY = SHM if os.access(SHM, os.W_OK) else None
 """Where the fake backend keeps its files: it stands for engines that keep theirs elsewhere."""
 PLACER = os.environ.get("LAXITY_BENCH_PLACER", "services.placer")
 """The module that is run as the placer: another one may put a profiler around it."""
-ANSWER = json.dumps(
-    {
-        "outcome": "placed",
-        "request_id": "r" * 16,
-        "generation": 1,
-        "placements": [{"replica": 0, "node": "n" * 12, "devices": ["GPU-" + "0" * 16], "share": 0.25}],
-        "score": {"total": 1.0, "by": {"slack": 1.0}},
-    }
-).encode()
-
-
-def asked(name: str, chance: Random) -> bytes:
-    """Small shares of a few sizes, so that a hundred nodes do not fill up; nothing of it is started for real."""
-    body: Json = {"request_id": name, "command": ["serve"], "cpu_milli": chance.choice([100, 250])}
-    body["gpu"] = {"share": chance.choice([0.05, 0.1, 0.2]), "memory_mib": chance.choice([0, 512])}
-    return json.dumps(body).encode()
-
-
-async def connect(url: str) -> Client:
-    """As services are connected."""
-    settings = ServiceSettings(nats_url=url)
-    return await nats.connect(
-        url,
-        ping_interval=settings.ping_interval_us / 1_000_000,
-        max_outstanding_pings=MAX_OUTSTANDING_PINGS,
-        pending_size=CLIENT_BUFFER_BYTES,
-    )
-
-
-# --- the processes ---
-
-
-async def echo(url: str) -> None:
-    """Answers until it is ended."""
-    client = await connect(url)
-
-    async def answer(message: Any) -> None:
-        await client.publish(message.reply, ANSWER)
-
-    await client.subscribe("bench.echo", queue="echo", cb=answer)
-    await client.flush()
-    print("ready", flush=True)
-    await asyncio.Event().wait()
-
-
-async def ask(url: str, subject: str, name: str, count: int, in_flight: int) -> None:
-    """One client, several questions in flight; prints how long all took, and each."""
-    client = await connect(url)
-    chance, took_us, outcomes = Random(name), list[float](), dict[str, int]()
-    bodies = iter([asked(f"{name}-{number}", chance) for number in range(count)])
-
-    async def one_after_another() -> None:
-        for body in bodies:
-            before = time.perf_counter()
-            answer = json.loads((await client.request(subject, body, timeout=60)).data)
-            took_us.append((time.perf_counter() - before) * 1e6)
-            outcomes[answer["outcome"]] = outcomes.get(answer["outcome"], 0) + 1
-
-    began, cpu_began = time.perf_counter(), time.process_time()
-    await asyncio.gather(*(one_after_another() for _ in range(in_flight)))
-    wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
-    await client.close()
-    print(json.dumps({"wall_s": wall_s, "cpu_s": cpu_s, "took_us": took_us, "outcomes": outcomes}))
-
-
-async def seldom(url: str, name: str, count: int, size: int) -> None:
-    """At low load: in turn a question to the echo, a request that is let start, and a bare commit of two keys; prints
-    how long each took.
-    """
-    client, bus = await connect(url), await Bus.connect(ServiceSettings(nats_url=url), "bench")
-    batch, chance, started = Batch(bus, 2, size), Random(name), asyncio.Event()
-    took_us: Json = {"echo": [], "place": [], "commit": []}
-
-    async def heard(event: Any) -> None:
-        if json.loads(event.data)["state"] == "started":
-            started.set()
-
-    for number in range(count):
-        request_id = f"{name}-{number}"
-        took_us["echo"].append(await _timed(client.request("bench.echo", b"{}", timeout=60)))
-        events = await client.subscribe(f"rt.events.place.{request_id}", cb=heard)
-        await client.flush()
-        await asyncio.sleep(PAUSE_S)
-        took_us["place"].append(await _timed(client.request("rt.place", asked(request_id, chance), timeout=60)))
-        await started.wait()
-        started.clear()
-        await events.unsubscribe()
-        await asyncio.sleep(PAUSE_S)
-        took_us["commit"].append(await _timed(batch.commit()))
-    await client.close()
-    await bus.close()
-    print(json.dumps(took_us))
-
-
-async def _timed(work: Awaitable[Any]) -> float:
-    before = time.perf_counter()
-    await work
-    return (time.perf_counter() - before) * 1e6
-
-
-class Batch:
-    """The same keys, committed again and again as a placer does."""
-
-    def __init__(self, bus: Bus, keys: int, size: int) -> None:
-        self._bus, self._body = bus, b"x" * size
-        self._revisions: Mapping[str, int] = {f"request.{os.getpid()}-{number}": 0 for number in range(keys)}
-
-    async def commit(self) -> None:
-        done = await self._bus.commit(BUCKET, [Write(key, self._body, seen) for key, seen in self._revisions.items()])
-        if done.outcome != CommitOutcome.WRITTEN:
-            raise RuntimeError(f"not written: {done}")
-        self._revisions = done.revisions
-
-
-async def commit(url: str, keys: int, size: int) -> None:
-    """The same batch again and again, one at a time, as a placer commits; prints how long each took."""
-    bus = await Bus.connect(ServiceSettings(nats_url=url), "bench")
-    batch, took_us, began = Batch(bus, keys, size), list[float](), time.perf_counter()
-    while time.perf_counter() - began < COMMIT_S:
-        took_us.append(await _timed(batch.commit()))
-    await bus.close()
-    print(json.dumps({"took_us": took_us[3:]}))
-
-
-async def run(*arguments: object) -> Json:
-    """This file as a process of its own; what it printed."""
-    command = [sys.executable, "-m", "bench.place_bus", *map(str, arguments)]
-    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
-    try:
-        printed, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        raise RuntimeError(f"{command} ended with {process.returncode}")
-    found: Json = json.loads(printed)
-    return found
-
-
-@contextlib.contextmanager
-def responder(url: str) -> Iterator[int]:
-    """Its process id."""
-    process = subprocess.Popen([sys.executable, "-m", "bench.place_bus", "echo", url], stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield process.pid
-    finally:
-        process.kill()
-        process.communicate()
 
 
 # --- the ledger ---
@@ -240,10 +79,13 @@ class Measured:
     """Of one storage; rates per second, times in microseconds."""
 
     echo_per_s: list[float] = field(default_factory=list)
+    bare_per_s: list[float] = field(default_factory=list)
     place_per_s: list[float] = field(default_factory=list)
     echo_us: list[float] = field(default_factory=list)
+    bare_us: list[float] = field(default_factory=list)
     place_us: list[float] = field(default_factory=list)
     echo_alone_us: list[float] = field(default_factory=list)
+    bare_alone_us: list[float] = field(default_factory=list)
     place_alone_us: list[float] = field(default_factory=list)
     commits_share: list[float] = field(default_factory=list)
     """Of each round: the time that its commits would take alone, of the time that it took."""
@@ -258,7 +100,7 @@ class Measured:
 
 
 class Bench:
-    """A server with one placer and one responder, and what is asked of them."""
+    """A server with one placer and two responders, and what is asked of them."""
 
     def __init__(self, url: str, client: Client, processes: Mapping[str, int]) -> None:
         self._url, self._client = url, client
@@ -274,6 +116,11 @@ class Bench:
         await self._ask("rt.place", "warm", 200, IN_FLIGHT)
         await self._ask("bench.echo", "warm", 200, IN_FLIGHT)
         await self._quiet()
+
+    async def joined(self, pid: int) -> None:
+        """The bare responder, which is told how large writes are once there are some."""
+        self._processes["bare"] = psutil.Process(pid)
+        await self._ask("bench.bare", "warm", 200, IN_FLIGHT)
 
     async def _ask(self, subject: str, name: str, count: int, in_flight: int) -> Json:
         found = await run("ask", self._url, subject, name, count, in_flight)
@@ -302,18 +149,24 @@ class Bench:
             before = now
 
     async def round(self, number: int) -> None:
-        """Echo and placer in turn, many in flight and at low load."""
+        """Responders and placer in turn, many in flight and at low load."""
         found = self.found
-        cpu_s = self._cpu_s()
-        echoed = await self._ask("bench.echo", f"e{number}", REQUESTS, IN_FLIGHT)
-        self._note_cpu("echo", echoed["cpu_s"], cpu_s)
-        found.echo_per_s.append(REQUESTS / echoed["wall_s"])
-        found.echo_us += echoed["took_us"]
+        found.echo_per_s.append(await self._respond("echo", number, found.echo_us))
+        found.bare_per_s.append(await self._respond("bare", number, found.bare_us))
         await self._place(number)
         took_us = await run("seldom", self._url, f"pa{number}", ALONE, await size_of_writes(self._client))
         found.echo_alone_us += took_us["echo"]
+        found.bare_alone_us += took_us["bare"]
         found.place_alone_us += took_us["place"]
         found.commit_alone_us += took_us["commit"]
+
+    async def _respond(self, who: str, number: int, took_us: list[float]) -> float:
+        """Requests a second; `took_us` gets what each took."""
+        cpu_s = self._cpu_s()
+        answered = await self._ask(f"bench.{who}", f"{who}{number}", REQUESTS, IN_FLIGHT)
+        self._note_cpu(who, answered["cpu_s"], cpu_s)
+        took_us += answered["took_us"]
+        return float(REQUESTS / answered["wall_s"])
 
     async def _place(self, number: int) -> None:
         found = self.found
@@ -364,14 +217,16 @@ async def measure(storage: str) -> Measured:
         tempfile.TemporaryDirectory(prefix="laxity-bench-", dir=IN_MEMORY) as state,
         NatsServer(Path(folder) / "nats") as server,
         placer(Path(folder), Path(state), server.url, storage) as asked,
-        responder(server.url) as echoing,
+        responder("echo", server.url) as echoing,
     ):
         client = await connect(server.url)
         bench = Bench(server.url, client, {"server": server.pid, "placer": asked.pid, "echo": echoing})
         await bench.prepare()
-        for number in range(ROUNDS):
-            await bench.round(number)
-            print(f"{storage}, round {number + 1} of {ROUNDS}", file=sys.stderr)
+        with responder("bare", server.url, await size_of_writes(client)) as bare:
+            await bench.joined(bare)
+            for number in range(ROUNDS):
+                await bench.round(number)
+                print(f"{storage}, round {number + 1} of {ROUNDS}", file=sys.stderr)
         await client.close()
         return bench.found
 
@@ -397,12 +252,15 @@ def report(results: dict[str, Measured]) -> Json:
     ratios: dict[str, float] = {}
     for storage, found in results.items():
         figures |= {f"{storage}_{name}": value for name, value in _figures(found).items()}
-        pairs = zip(found.place_per_s, found.echo_per_s, strict=True)
-        ratios[f"{storage}_place_over_echo"] = round(statistics.median(p / e for p, e in pairs), 3)
+        for some, others in (("place", "echo"), ("bare", "echo"), ("place", "bare")):
+            pairs = zip(getattr(found, f"{some}_per_s"), getattr(found, f"{others}_per_s"), strict=True)
+            ratios[f"{storage}_{some}_over_{others}"] = round(statistics.median(s / o for s, o in pairs), 3)
         ratios[f"{storage}_commits_of_all_time"] = round(statistics.median(found.commits_share), 3)
         for p in (99, 50):
-            alone = _percentile(found.place_alone_us, p) / _percentile(found.commit_alone_us, p)
-            ratios[f"{storage}_alone_p{p}_over_commit"] = round(alone, 2)
+            alone_us, bare_us = _percentile(found.place_alone_us, p), _percentile(found.bare_alone_us, p)
+            commit_us = _percentile(found.commit_alone_us, p)
+            ratios[f"{storage}_alone_p{p}_over_commit"] = round(alone_us / commit_us, 2)
+            ratios[f"{storage}_bare_alone_p{p}_over_commit"] = round(bare_us / commit_us, 2)
     return form.found(
         "place-bus",
         figures,
@@ -410,10 +268,12 @@ def report(results: dict[str, Measured]) -> Json:
         _holds(ratios),
         (
             f"{ROUNDS} rounds in turn of {REQUESTS} requests, {IN_FLIGHT} in flight from one client, and of {ALONE} at "
-            f"low load: one client asks, waits until that request's event `started` and {PAUSE_S:g} s more, makes one "
-            "bare commit of two keys of the ledger's mean size, pauses, and so on; "
+            f"low load: one client asks, waits until that request's event `started` and {PAUSE_S:g} s more, asks the "
+            "bare responder, pauses, makes one bare commit of two keys of the ledger's mean size, pauses, and so on; "
             f"{NODES} nodes of {DEVICES} devices. Real: nats-server, placer, commits, starts on the fake backend. "
-            "Simulated: the nodes. The echo answers and stores nothing: one message in, one out. A request of the "
+            "Simulated: the nodes. The echo answers and stores nothing: one message in, one out. The bare responder "
+            "commits, answers and stores events as a placer does, but for the copy in RT_PLACE: nothing is decided or "
+            "started. A request of the "
             "placer is answered once it is in the ledger; beside that its copy in RT_PLACE is acknowledged, it is "
             "started, which is a second commit, and three events are stored, in all seven messages "
             "in and seven out. commits_of_all_time: what the same number of bare commits of the same size takes, of "
@@ -423,12 +283,14 @@ def report(results: dict[str, Measured]) -> Json:
 
 
 def _figures(found: Measured) -> dict[str, float]:
-    rates = {name: round(statistics.median(getattr(found, name)), 1) for name in ("echo_per_s", "place_per_s")}
+    rates = {
+        name: round(statistics.median(getattr(found, name)), 1) for name in ("echo_per_s", "bare_per_s", "place_per_s")
+    }
     rates["until_started_per_s"] = round(statistics.median(found.until_started_per_s), 1)
     sizes = {
         name: round(statistics.median(getattr(found, name)), 1) for name in ("requests_per_commit", "keys_per_commit")
     }
-    times = ("echo_us", "place_us", "echo_alone_us", "place_alone_us", "commit_us", "commit_alone_us")
+    times = [f"{who}{load}_us" for load in ("", "_alone") for who in ("echo", "bare", "place", "commit")]
     cpu = {f"{name}_cpu_us": round(statistics.median(spent)) for name, spent in found.cpu_us.items()}
     return (
         rates
@@ -468,27 +330,12 @@ def show(told: Json) -> None:
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "role", nargs="*", help="a process of the bench itself: echo, ask, seldom or commit, with its words"
-    )
-    role, *words = parser.parse_args().role or ["all"]
-    match role:
-        case "echo":
-            await echo(words[0])
-        case "ask":
-            await ask(words[0], words[1], words[2], int(words[3]), int(words[4]))
-        case "seldom":
-            await seldom(words[0], words[1], int(words[2]), int(words[3]))
-        case "commit":
-            await commit(words[0], int(words[1]), int(words[2]))
-        case _:
-            ours = asyncio.current_task()
-            assert ours is not None
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ours.cancel)
-            told = report({storage: await measure(storage) for storage in STORAGES})
-            form.keep(told)
-            show(told)
+    ours = asyncio.current_task()
+    assert ours is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ours.cancel)
+    told = report({storage: await measure(storage) for storage in STORAGES})
+    form.keep(told)
+    show(told)
 
 
 if __name__ == "__main__":
