@@ -66,8 +66,6 @@ class Behaviour(Message):
     @classmethod
     def of(cls, env: Mapping[str, object]) -> Behaviour:
         """BackendError where a value is no whole number; unknown names are not ours."""
-        if not any(name.startswith("FAKE_") for name in env):
-            return _USUAL
         fails = env.get("FAKE_START_FAILS", "0")
         after, most = env.get("FAKE_EXIT_AFTER_US"), env.get("FAKE_MOST_MEMORY_MIB")
         return cls(
@@ -157,7 +155,7 @@ class FakeBackend:
         self._called("start", spec.labels.container)
         self._reach(spec.labels.node)
         path = self._path(spec.labels.node, spec.labels.container)
-        behaviour = Behaviour.of({**spec.request.env, **spec.env})
+        behaviour = Behaviour.of({**spec.request.env, **spec.env}) if spec.request.env else _USUAL
         # where nothing happens before the record is written, that finds the one which is there already
         found = None if behaviour is _USUAL and self._ring_root is None else self._load(path)
         if found is None:
