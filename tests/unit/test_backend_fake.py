@@ -71,6 +71,30 @@ async def test_the_first_generations_fail_to_start(fake: FakeBackend) -> None:
     assert [("running", None)] == await states(fake)
 
 
+async def test_who_starts_what_is_there_leaves_it_as_it_is(
+    fake: FakeBackend, tmp_path: Path, clock: ManualClock
+) -> None:
+    once = await fake.start(spec())
+    (file,) = (tmp_path / NODE).iterdir()
+    before = file.stat()
+    await fake.resize(NODE, BOX, cpu_milli=500, memory_mib=0)
+    resized = await asyncio.gather(
+        *(FakeBackend(tmp_path, clock=clock).start(spec()) for _ in range(3)), fake.start(spec())
+    )
+    assert {500} == {seen.labels.reservation.cpu_milli for seen in resized if seen.labels}
+    assert [file] == list((tmp_path / NODE).iterdir())
+    assert ("running", once.container) == (resized[0].state, resized[0].container)
+    assert before.st_mode == file.stat().st_mode
+
+
+async def test_what_was_forgotten_is_not_remembered(fake: FakeBackend) -> None:
+    for _ in range(2):
+        await fake.start(spec())
+        assert 1 == len(fake._read)
+        await fake.stop(NODE, BOX)
+        assert not fake._read
+
+
 async def test_it_can_always_fail_to_start(fake: FakeBackend) -> None:
     with pytest.raises(BackendError, match="told to fail"):
         await fake.start(spec(1_000, FAKE_START_FAILS="always"))

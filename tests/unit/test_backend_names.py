@@ -1,5 +1,6 @@
 """Names on disk: cores as devices, containers as folders, files that are there whole or not at all."""
 
+import runpy
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.placer.backends.folder import Folder, folder_name, folders, write_whole
+from services.placer.backends.folder import __file__ as folder_file
 from shared.devices import core_of, cpu_device_uuid
 from shared.errors import FieldError
 
@@ -76,3 +78,8 @@ def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path) 
     for body in (b"one", b"two"):
         write_whole(tmp_path / "file", body)
     assert [b"two"] == [path.read_bytes() for path in tmp_path.iterdir()]
+
+
+def test_another_program_with_the_same_process_id_writes_to_other_files() -> None:
+    names = [runpy.run_path(folder_file)["unused"]() for _ in range(2)]
+    assert 2 == len(set(names))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from services.placer.core.capabilities import Capabilities
 from services.placer.core.containers import Cause
@@ -42,8 +42,7 @@ class StartSpec:
     """Told how far a long wait is, such as the pull of an image, in words for people; at most once a second."""
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """One container as the backend sees it now."""
 
     node: str

@@ -18,17 +18,16 @@ A node whose folder has a file ``.silent`` is cut off: its containers run on, an
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from functools import partial
 from pathlib import Path
 
 from pydantic import Field
 
 from services.placer.backends.base import Seen, StartSpec
-from services.placer.backends.folder import folder_name, mark_ended, write_whole
+from services.placer.backends.folder import folder_name, mark_ended, unused, write_whole
 from services.placer.backends.wake import Wake
 from services.placer.core.capabilities import Capabilities
 from services.placer.core.containers import Cause
@@ -47,8 +46,8 @@ SETTLED_NS = 50_000_000
 _CHANGED = ".changed"
 """Beside the folders of nodes: a byte longer whenever what ends by itself, or has ended, is not what it was."""
 SILENT = ".silent"
-_count = itertools.count()
-_Key = tuple[Path, tuple[int, int]]
+_Version = tuple[int, int]
+_Key = tuple[str, _Version]
 """A record's file and which version of it: another start of the same name has another key."""
 
 
@@ -80,6 +79,9 @@ class Behaviour(Message):
         )
 
 
+_USUAL = Behaviour()
+
+
 class _Record(Message):
     """One container: written once, by the start, and replaced only by ``resize`` and ``kill``."""
 
@@ -103,8 +105,16 @@ class _Record(Message):
 class _Read:
     """A record and which version of its file it was read from."""
 
-    version: tuple[int, int]
+    version: _Version
     record: _Record
+
+
+@dataclass(frozen=True)
+class _Node:
+    """Where the records of one node lie; paths are text: making objects of them took half the time of a start."""
+
+    folder: str
+    silent: str
 
 
 class FakeBackend:
@@ -133,9 +143,9 @@ class FakeBackend:
         self._clock = clock or SystemClock()
         self._stop_grace_us = stop_grace_us
         self._wakes: set[Wake] = set()
-        self._read: dict[Path, _Read] = {}
-        self._of_node: dict[str, Path] = {}
-        self._folders: dict[Path, tuple[int, tuple[tuple[Path, _Record], ...]]] = {}
+        self._read: dict[str, _Read] = {}
+        self._nodes: dict[str, _Node] = {}
+        self._folders: dict[str, tuple[int, tuple[tuple[str, _Record], ...]]] = {}
         """Of a node: when its folder changed last, and what is in it."""
         self._endings: tuple[int, dict[_Key, _Record]] = (0, {})
         """What ends by itself, and as of how many changes of that."""
@@ -145,8 +155,11 @@ class FakeBackend:
         self._called("start", spec.labels.container)
         self._reach(spec.labels.node)
         path = self._path(spec.labels.node, spec.labels.container)
-        if (found := self._load(path)) is None:
-            found = await self._begin(path, spec)
+        behaviour = Behaviour.of({**spec.request.env, **spec.env}) if spec.request.env else _USUAL
+        # where nothing happens before the record is written, that finds the one which is there already
+        found = None if behaviour is _USUAL and self._ring_root is None else self._load(path)
+        if found is None:
+            found = await self._begin(path, spec, behaviour)
         if found is None:
             raise BackendError(f"{spec.labels.container} was stopped while it started")
         if found.exit_at_us is not None:
@@ -161,14 +174,14 @@ class FakeBackend:
         found = self._load(path)
         if found is not None and found.ignore_term and found.seen(self._clock.now_us()).state == "running":
             await self._clock.sleep_us(self._stop_grace_us)
-        self._forget(path, found)
+        self._forget(node, container, found)
 
     async def list(self, node: str) -> list[Seen]:
         """See Backend."""
         self._called("list", node)
         self._reach(node)
         now_us = self._clock.now_us()
-        return [record.seen(now_us) for _, record in self._records(self._folder(node))]
+        return [record.seen(now_us) for _, record in self._records(self._node(node).folder)]
 
     async def glance(self, node: str) -> Sequence[Seen] | None:  # noqa: ARG002 -- to ask costs little here
         """See Backend."""
@@ -201,7 +214,7 @@ class FakeBackend:
         path = self._path(node, container)
         found = self._load(path)
         if found is not None and found.seen(self._clock.now_us()).state == "exited":
-            self._forget(path, found)
+            self._forget(node, container, found)
 
     async def resize(self, node: str, container: str, *, cpu_milli: int, memory_mib: int) -> None:
         """See Backend. Its labels say what it has."""
@@ -217,9 +230,8 @@ class FakeBackend:
         given = {limit: amount for limit, amount in limits.items() if amount}
         held = found.labels.reservation.model_copy(update=given)
         labels = found.labels.model_copy(update={"reservation": held})
-        write_whole(path, found.model_copy(update={"labels": labels}).model_dump_json().encode())
-        if self._ring(path) is not None:
-            self._write_labels(path, labels)
+        write_whole(Path(path), found.model_copy(update={"labels": labels}).model_dump_json().encode())
+        self._write_labels(labels)
         if found.exit_at_us is not None:
             self._look()
 
@@ -229,7 +241,7 @@ class FakeBackend:
         if (found := self._load(path)) is None:
             raise BackendError(f"{container} is not on {node}")
         update = {"exit_at_us": self._clock.now_us(), "exit_code": exit_code, "end_reason": end_reason}
-        write_whole(path, found.model_copy(update=update).model_dump_json().encode())
+        write_whole(Path(path), found.model_copy(update=update).model_dump_json().encode())
         self._look()
 
     def _look(self) -> None:
@@ -239,10 +251,8 @@ class FakeBackend:
         for wake in self._wakes:
             wake.call()
 
-    async def _begin(self, path: Path, spec: StartSpec) -> _Record | None:
+    async def _begin(self, path: str, spec: StartSpec, behaviour: Behaviour) -> _Record | None:
         """What stands there in the end: somebody else may have been faster."""
-        env = {**spec.request.env, **spec.env}
-        behaviour = Behaviour.of(env)
         if behaviour.start_us:
             await self._clock.sleep_us(behaviour.start_us)
         if behaviour.start_fails is None or spec.labels.reservation.generation <= behaviour.start_fails:
@@ -256,27 +266,29 @@ class FakeBackend:
             ignore_term=behaviour.ignore_term,
             most_memory_mib=behaviour.most_memory_mib,
         )
-        self._write_labels(path, spec.labels)
+        self._write_labels(spec.labels)
         if (version := _write_once(path, record.to_json())) is None:
             return self._load(path)
         self._read[path] = _Read(version, record)
         return record
 
-    def _write_labels(self, path: Path, labels: ContainerLabels) -> None:
-        if (ring := self._ring(path)) is not None:
+    def _write_labels(self, labels: ContainerLabels) -> None:
+        if (ring := self._ring(labels.node, labels.container)) is not None:
             ring.mkdir(parents=True, exist_ok=True)
             write_whole(ring / "container.json", labels.to_json())
 
-    def _forget(self, path: Path, found: _Record | None) -> None:
-        path.unlink(missing_ok=True)
+    def _forget(self, node: str, container: str, found: _Record | None) -> None:
+        path = self._path(node, container)
+        self._read.pop(path, None)
+        Path(path).unlink(missing_ok=True)
         if found is not None and found.exit_at_us is not None:
             self._look()
-        if (ring := self._ring(path)) is not None:
+        if (ring := self._ring(node, container)) is not None:
             mark_ended(ring)
 
-    def _ring(self, path: Path) -> Path | None:
+    def _ring(self, node: str, container: str) -> Path | None:
         """Each fake node has a ring root of its own, named as its folder of containers."""
-        return self._ring_root / path.parent.name / path.stem if self._ring_root is not None else None
+        return self._ring_root / folder_name(node) / folder_name(container) if self._ring_root is not None else None
 
     def _called(self, method: str, about: str) -> None:
         self.calls.append((method, about))
@@ -285,38 +297,39 @@ class FakeBackend:
             raise error
 
     def _reach(self, node: str) -> None:
-        if (self._folder(node) / SILENT).exists():
+        if os.access(self._node(node).silent, os.F_OK):
             raise BackendError(f"{node} does not answer")
 
-    def _path(self, node: str, container: str) -> Path:
-        return self._folder(node) / f"{folder_name(container)}.json"
+    def _path(self, node: str, container: str) -> str:
+        return f"{self._node(node).folder}/{folder_name(container)}.json"
 
-    def _folder(self, node: str) -> Path:
-        found = self._of_node.get(node)
+    def _node(self, name: str) -> _Node:
+        found = self._nodes.get(name)
         if found is None:
-            found = self._of_node[node] = self._state_root / folder_name(node)
+            folder = f"{self._state_root}/{folder_name(name)}"
+            found = self._nodes[name] = _Node(folder, f"{folder}/{SILENT}")
         return found
 
-    def _load(self, path: Path) -> _Record | None:
+    def _load(self, path: str) -> _Record | None:
         """The record; None where there is none, or where somebody spoiled it."""
         try:
-            version = _version(path.stat())
+            version = _version(os.stat(path))
             known = self._read.get(path)
             if known is None or known.version != version:
-                known = self._read[path] = _Read(version, _Record.trusted(path.read_bytes()))
+                known = self._read[path] = _Read(version, _Record.trusted(Path(path).read_bytes()))
         except (FileNotFoundError, FieldError):
             self._read.pop(path, None)
             return None
         return known.record
 
-    def _records(self, folder: Path) -> tuple[tuple[Path, _Record], ...]:
+    def _records(self, folder: str) -> tuple[tuple[str, _Record], ...]:
         """Read again only where the folder has changed, as it does with whatever is written in it."""
         known_ns, known = self._folders.get(folder, (0, ()))
         try:
-            changed_ns = folder.stat().st_mtime_ns
+            changed_ns = os.stat(folder).st_mtime_ns
             if known_ns == changed_ns:
                 return known
-            paths = sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=attrgetter("name"))
+            paths = [f"{folder}/{name}" for name in sorted(os.listdir(folder)) if not name.startswith(".")]
         except FileNotFoundError:
             return ()
         found = tuple((path, record) for path in paths if (record := self._load(path)) is not None)
@@ -332,7 +345,7 @@ class FakeBackend:
             return {}
         known, found = self._endings
         if changed != known:
-            folders = [Path(entry.path) for entry in os.scandir(self._state_root) if entry.is_dir()]
+            folders = [entry.path for entry in os.scandir(self._state_root) if entry.is_dir()]
             records = [each for folder in folders for each in self._records(folder) if each[1].exit_at_us is not None]
             found = {(path, read.version): record for path, record in records if (read := self._read.get(path))}
             self._endings = changed, found
@@ -349,24 +362,30 @@ def _number(name: str, text: object, least: int = 0) -> int:
     return number
 
 
-def _write_once(path: Path, body: bytes) -> tuple[int, int] | None:
+def _write_once(path: str, body: bytes) -> _Version | None:
     """Whole or not at all, and by one only: who comes second leaves the first one's and gets None, else its version."""
-    new = path.with_name(f".{os.getpid()}.{next(_count)}")
+    folder = os.path.dirname(path)
+    new = f"{folder}/.{unused()}"
+    make = partial(os.open, new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        file = new.open("xb")
+        file = make()
     except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = new.open("xb")
+        os.makedirs(folder, exist_ok=True)
+        file = make()
     try:
-        with file:
-            file.write(body)
-        path.hardlink_to(new)
-        return _version(new.stat())
+        try:
+            while body:
+                body = body[os.write(file, body) :]
+            version = _version(os.fstat(file))
+        finally:
+            os.close(file)
+        os.link(new, path)
     except FileExistsError:
         return None
     finally:
-        new.unlink()
+        os.unlink(new)
+    return version
 
 
-def _version(status: os.stat_result) -> tuple[int, int]:
+def _version(status: os.stat_result) -> _Version:
     return status.st_ino, status.st_mtime_ns

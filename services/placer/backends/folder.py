@@ -24,6 +24,8 @@ ENDED = ".ended"
 RING_ENDED = "ended"
 """In a container's ring folder: nothing writes there any more. The monitor removes it once it has read the rings."""
 _LONGEST = 200
+_PROCESS = f"{os.getpid()}-{os.urandom(4).hex()}"
+"""In other containers that share a folder, and after a restart of this one, others have its id too."""
 _count = itertools.count()
 
 
@@ -116,7 +118,7 @@ class Folder:
     def _move_away(self) -> Path:
         ended = self.path.parent / ENDED
         ended.mkdir(mode=0o700, exist_ok=True)
-        away = ended / f"{self.path.name}.{os.getpid()}.{next(_count)}"
+        away = ended / f"{self.path.name}.{unused()}"
         os.utime(self.path)
         return self.path.rename(away)
 
@@ -137,9 +139,14 @@ def folders(root: Path) -> list[Folder]:
         return []
 
 
+def unused() -> str:
+    """What nobody else has in the name of a file, nor will have."""
+    return f"{_PROCESS}.{next(_count)}"
+
+
 def write_whole(path: Path, body: bytes) -> None:
     """Whole or not at all: readers see no half-written file."""
-    new = path.with_name(f".{path.name}.{os.getpid()}.{next(_count)}")
+    new = path.with_name(f".{path.name}.{unused()}")
     new.write_bytes(body)
     new.replace(path)
 

@@ -111,12 +111,19 @@ class Carrying:
     def _with_regimes(self, start: Start) -> Start:
         """As the node declares them now: a backend tells a container that shares its device by MPS so."""
         facts = self._placer.cluster.facts(start.labels.node)
-        known = {device.uuid: device.regime for device in facts.devices} if facts else {}
-        return Start(start.labels, start.request, tuple(map(known.get, start.labels.reservation.devices)))
+        devices = facts.devices if facts else ()
+        regimes = (
+            next((device.regime for device in devices if device.uuid == uuid), None)
+            for uuid in start.labels.reservation.devices
+        )
+        return Start(start.labels, start.request, tuple(regimes))
 
     def pursue(self, record: RequestRecord) -> None:
-        """Stop and resize what is to be, as its owner; what is under way with a container is left to end first."""
-        if record.owner != self._placer.me:
+        """Stop and resize what is to be, as its owner; what is under way with a container is left to end first.
+
+        `record` as the view has it.
+        """
+        if record.owner != self._placer.me or record.request_id not in self._placer.ledger.pursued:
             return
         for each in holders(record):
             assert each.node is not None, "what holds has a node"
@@ -293,6 +300,4 @@ class Carrying:
         return container_name(self._placer.following.ledger_id, request_id, replica, generation)
 
     def _note(self, held: Reservation, text: str) -> None:
-        self._placer.telling.note(
-            held.request_id, f"replica {held.replica} generation {held.generation}: {text}", self._placer.now_us
-        )
+        self._placer.telling.note(held, text, self._placer.now_us)

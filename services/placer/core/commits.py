@@ -61,10 +61,10 @@ class GroupCommit:
 
     def add(self, intent: Intent, *, first: bool = False) -> None:
         """Queue it, at the front where a lease hangs on it; a transition that waits already is not queued again."""
-        if intent.key is not None:
-            if intent.key in self._keys:
+        if (key := intent.key) is not None:
+            if key in self._keys:
                 return
-            self._keys.add(intent.key)
+            self._keys.add(key)
         (self._waiting.appendleft if first else self._waiting.append)(intent)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shared.effects import KeyChanged
 from shared.messages import ContainerLabels, PlaceRequest, Regime, Size
@@ -10,8 +11,7 @@ from shared.messages import ContainerLabels, PlaceRequest, Regime, Size
 # --- effects: slow, each ends in one of the events below ---
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(NamedTuple):
     """Start a container, or find that it was started; ends in Started, StartFailed or StartUnknown."""
 
     labels: ContainerLabels
@@ -80,8 +80,7 @@ class Cause:
         return f"{self.reason}: {self.message}" if self.message else self.reason
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """A container as a backend saw it; `labels` None where they cannot be read."""
 
     node: str
@@ -93,8 +92,7 @@ class Found:
     """Of its end; None where nobody knows more than the code, or there is no more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(NamedTuple):
     """The command was executed; it may have ended since."""
 
     found: Found

@@ -19,7 +19,7 @@ from services.placer.core.records import (
     replica_of,
     reply_of,
     settled,
-    site_of,
+    sites,
     stepped,
     with_replica,
 )
@@ -154,10 +154,11 @@ class Observed(Intent):
 
     def plan(self, scope: Scope) -> tuple[Effect, ...]:
         record = scope.draft.record(self.request_id)
-        if record is None or record.body is None or record.owner != scope.me:
-            return ()
-        replica = replica_of(record, self.replica)
-        if replica is None:
+        return self.of(scope, record, replica_of(record, self.replica)) if record else ()
+
+    def of(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord | None) -> tuple[Effect, ...]:
+        """By which of the replica's places it was seen at."""
+        if replica is None or record.body is None or record.owner != scope.me:
             return ()
         if replica.leaving is not None and replica.leaving.generation == self.generation:
             self.behind(scope, record, replica)
@@ -184,14 +185,15 @@ class MarkStarted(Observed):
 
     node: str
 
-    def plan(self, scope: Scope) -> tuple[Effect, ...]:
-        record = scope.draft.record(self.request_id)
-        replica = replica_of(record, self.replica) if record else None
-        given = replica is not None and self.generation <= newest(replica)
-        if record and (record.final or (given and site_of(record, self.replica, self.generation) is None)):
+    def of(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord | None) -> tuple[Effect, ...]:
+        if record.final or (replica is not None and self._was_given_up(replica)):
             name = container_name(scope.draft.ledger_id, self.request_id, self.replica, self.generation)
             return (Stop(self.node, name),)
-        return super().plan(scope)
+        return super().of(scope, record, replica)
+
+    def _was_given_up(self, replica: ReplicaRecord) -> bool:
+        """Whether the generation that was seen is over; one that is newer than the record is not known to be."""
+        return self.generation <= newest(replica) and all(each.generation != self.generation for each in sites(replica))
 
     def follow(self, scope: Scope, record: RequestRecord, replica: ReplicaRecord) -> tuple[Effect, ...]:
         if replica.state == State.PLACED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from services.placer.core.demand import Demand
@@ -91,8 +92,14 @@ def noted(record: RequestRecord, word: str, wall_us: int, detail: str | None, **
     """The record after one more step, which by itself changes nothing else."""
     number = record.steps[-1].number + 1 if record.steps else 1
     present = _newest(changes.get("replicas", record.replicas))
-    step = Step(number=number, state=word, at_us=wall_us, generation=present, detail=detail)
+    step = _step(number, word, wall_us, present, detail)
     return record.model_copy(update=changes | {"steps": (*record.steps, step)[-MOST_STEPS:]})
+
+
+@lru_cache(maxsize=256)
+def _step(number: int, word: str, wall_us: int, generation: int, detail: str | None) -> Step:
+    """Requests that are planned together take the same steps at the same time."""
+    return Step(number=number, state=word, at_us=wall_us, generation=generation, detail=detail)
 
 
 def settled(

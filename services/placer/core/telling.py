@@ -7,14 +7,14 @@ lease is dropped only then: so a step is told whoever dies. What comes twice has
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from dataclasses import dataclass
 
 from services.placer.core.containers import Progress
 from services.placer.core.reconcile import Alarm
 from services.placer.core.records import event_id, event_of
 from shared.effects import Publish
-from shared.messages import PULLING, BusEvent, PlaceEvent, RequestRecord
+from shared.messages import PULLING, BusEvent, PlaceEvent, RequestRecord, Reservation
 from shared.subjects import Subjects
 
 MOST_NOTES = 32
@@ -48,7 +48,8 @@ class Telling:
         self._said: defaultdict[str, set[int]] = defaultdict(set)
         self._alarmed: set[tuple[str, str]] = set()
         self._progress = 0
-        self._notes: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=MOST_NOTES))
+        self._notes: defaultdict[str, list[tuple[int, int, int, str]]] = defaultdict(list)
+        """Of a request: when, of which replica and generation, and what."""
 
     def steps(self, record: RequestRecord, ledger_id: str, after: int = 0) -> list[Publish]:
         """Events of the steps after number `after` that were not said yet."""
@@ -105,8 +106,10 @@ class Telling:
         body = BusEvent(at_us=wall_us, service="placer", instance=self._me, kind=kind, detail=detail)
         return Publish(self._subjects.bus_event("placer"), body, event_id, f"laxity.bus.{kind}")
 
-    def note(self, request_id: str, text: str, now_us: int) -> None:
-        self._notes[request_id].append(f"{now_us} {text}")
+    def note(self, held: Reservation, text: str, now_us: int) -> None:
+        notes = self._notes[held.request_id]
+        notes.append((now_us, held.replica, held.generation, text))
+        del notes[:-MOST_NOTES]
 
     def story(self, request_id: str, record: RequestRecord | None) -> list[str]:
         """The steps in the record, then what this placer did for it, with its own monotonic clock."""
@@ -114,7 +117,8 @@ class Telling:
             f"step {step.number}: {step.state}, generation {step.generation}{f', {step.detail}' if step.detail else ''}"
             for step in (record.steps if record else ())
         ]
-        return steps + list(self._notes.get(request_id, ()))
+        notes = self._notes.get(request_id, ())
+        return steps + [f"{at_us} replica {number} generation {gen}: {text}" for at_us, number, gen, text in notes]
 
     def forget(self, request_id: str) -> None:
         self._said.pop(request_id, None)
