@@ -8,7 +8,7 @@ node, kept in `memo`, holds until then. Devices that are loaded alike have the s
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 import numpy as np
@@ -218,10 +218,13 @@ class Cluster:
         """The requests that something is kept for."""
         return frozenset(self._shadows)
 
-    @contextmanager
-    def without_shadows(self, request_ids: Collection[str]) -> Iterator[None]:
+    def without_shadows(self, request_ids: Collection[str]) -> AbstractContextManager[None]:
         """As if nothing were kept for these."""
         taken = {request_id: self._shadows[request_id] for request_id in request_ids if request_id in self._shadows}
+        return self._without(taken) if taken else nullcontext()
+
+    @contextmanager
+    def _without(self, taken: Mapping[str, Mapping[str, tuple[Reservation, ...]]]) -> Iterator[None]:
         for request_id in taken:
             self.set_shadow(request_id, {})
         try:

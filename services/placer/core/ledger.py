@@ -384,11 +384,11 @@ class Draft:
         """`name` is a placer or LEADER; None gives it up."""
         self._leases[name] = lease
 
-    def reserve(self, record: RequestRecord, replicas: Iterable[int]) -> None:
-        """Add the reservations of these replicas, which have a place, to their nodes."""
-        chosen = set(replicas)
+    def reserve(self, record: RequestRecord, replicas: Iterable[int] | None = None) -> None:
+        """Add the reservations of these replicas (all of them where None), which have a place, to their nodes."""
+        chosen = None if replicas is None else set(replicas)
         for each in holders(record):
-            if each.replica in chosen and each.node is not None:
+            if each.node is not None and (chosen is None or each.replica in chosen):
                 come, held = reservation_of(record, each), list(self.reservations(each.node))
                 insort(held, come, key=_which)
                 self._nodes[each.node] = now = tuple(held)

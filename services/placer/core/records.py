@@ -42,17 +42,34 @@ NO_STATES = frozenset({ACCEPTED, RESIZING, RESIZED, RESIZE_FAILED, MOVING, MOVED
 
 def new_record(request: PlaceRequest, owner: str, wall_us: int) -> RequestRecord:
     """The record of a request that was just taken: step 1, `accepted`; it gets its state with its next step."""
+    replicas = [ReplicaRecord(replica=number, state=State.QUEUED, generation=0) for number in range(request.replicas)]
+    return _taken(request, owner, wall_us, State.QUEUED, replicas)
+
+
+def placed_record(
+    request: PlaceRequest, owner: str, wall_us: int, to: Iterable[Assignment], state: State, generation: int
+) -> RequestRecord:
+    """The same where each of its replicas has a place at once: step 2."""
+    replicas = [
+        ReplicaRecord(replica=each.replica, state=state, generation=generation, node=each.node, devices=each.devices)
+        for each in to
+    ]
+    step = Step(number=2, state=state, at_us=wall_us, generation=generation)
+    return _taken(request, owner, wall_us, state, replicas, step)
+
+
+def _taken(
+    request: PlaceRequest, owner: str, wall_us: int, state: State, replicas: Iterable[ReplicaRecord], *steps: Step
+) -> RequestRecord:
     assert request.request_id is not None
     return RequestRecord(
         request_id=request.request_id,
         body=request,
         body_hash=request.body_hash(),
-        state=State.QUEUED,
+        state=state,
         owner=owner,
-        replicas=tuple(
-            ReplicaRecord(replica=number, state=State.QUEUED, generation=0) for number in range(request.replicas)
-        ),
-        steps=(Step(number=1, state=ACCEPTED, at_us=wall_us, generation=0),),
+        replicas=tuple(replicas),
+        steps=(Step(number=1, state=ACCEPTED, at_us=wall_us, generation=0), *steps),
         arrived_at_us=wall_us,
     )
 
