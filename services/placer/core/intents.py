@@ -238,11 +238,17 @@ class Scope:
         """The starts that follow from a record whose replicas were just placed (only these where given)."""
         if record.owner != self.me or record.state not in {State.PLACED, State.WAITING, State.STARTED}:
             return ()
-        assert record.body is not None
+        body, ledger_id, reserved = record.body, self.draft.ledger_id, self.draft.reserved
+        assert body is not None
         return tuple(
-            Start(labels_of(record, each, self.draft.ledger_id), record.body)
-            for each in record.replicas
-            if each.state == State.PLACED and (only is None or each.replica in only)
+            [
+                Start(
+                    labels_of(record, each, ledger_id, reserved((record.request_id, each.replica, each.generation))),
+                    body,
+                )
+                for each in record.replicas
+                if each.state == State.PLACED and (only is None or each.replica in only)
+            ]
         )
 
 

@@ -20,7 +20,7 @@ from services.placer.core.invariants import node_faults, record_faults
 from services.placer.core.records import UNPLACED, Order, holders, reservation_of, shadow_of, starts_elsewhere
 from shared.effects import KeyChanged, Write
 from shared.errors import FieldError
-from shared.messages import Lease, LedgerIdentity, Message, NodeReservations, RequestRecord, Reservation, State
+from shared.messages import Lease, LedgerIdentity, Message, NodeReservations, RequestRecord, Reservation, State, Which
 from shared.subjects import decode, lease_key, node_key, request_key
 
 M = TypeVar("M", bound=Message)
@@ -315,6 +315,7 @@ class Draft:
         self._records: dict[str, RequestRecord] = {}
         self._steps_before: dict[str, int] = {}
         self._nodes: dict[str, tuple[Reservation, ...]] = {}
+        self._reserved: dict[Which, Reservation] = {}
         self._leases: dict[str, Lease | None] = {}
         self._written: dict[str, tuple[bytes, Message]] = {}
 
@@ -390,9 +391,14 @@ class Draft:
         for each in holders(record):
             if each.node is not None and (chosen is None or each.replica in chosen):
                 come, held = reservation_of(record, each), list(self.reservations(each.node))
+                self._reserved[come.which] = come
                 insort(held, come, key=_which)
                 self._nodes[each.node] = now = tuple(held)
                 self._cluster.set_reservations(each.node, now, come)
+
+    def reserved(self, which: Which) -> Reservation | None:
+        """What this batch has reserved for one placement."""
+        return self._reserved.get(which)
 
     def free(self, record: RequestRecord, replicas: Iterable[int] | None = None) -> None:
         """Take the reservations of these replicas (all of them where None) from their nodes."""

@@ -317,15 +317,20 @@ def tenant_of(record: RequestRecord, held: Reservation) -> Tenant | None:
     return Tenant(sized(record, body), tuple(Assignment(o.replica, o.node, o.devices) for o in others if o.node))
 
 
-def labels_of(record: RequestRecord, replica: ReplicaRecord, ledger_id: str) -> ContainerLabels:
-    """Of a start: with the size that it has before any resize, so that one that fails leaves what it says it leaves."""
+def labels_of(
+    record: RequestRecord, replica: ReplicaRecord, ledger_id: str, held: Reservation | None = None
+) -> ContainerLabels:
+    """Of a start: with the size that it has before any resize, so that one that fails leaves what it says it leaves.
+
+    `held`: what is reserved for it, where that was just made.
+    """
     assert record.body is not None
     assert replica.node is not None
     return ContainerLabels(
         container=container_name(ledger_id, record.request_id, replica.replica, replica.generation),
         ledger_id=ledger_id,
         node=replica.node,
-        reservation=_reservation(record, replica, replica.size),
+        reservation=_reservation(record, replica, replica.size) if held is None or replica.resizing else held,
         name=record.body.name,
     )
 

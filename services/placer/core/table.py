@@ -141,19 +141,19 @@ class Table:
     def chosen(self, replica: int, node: int) -> tuple[Assignment, Score, bool]:
         """A node's option, its score, and whether a deadline is unproven there."""
         line = self._options[:, node].tolist()
-        rows = [int(row) for row in line[self._devices]]
+        rows = line[self._devices]
         if self._drawn is not None:
             drawn = options(self.sieve.passing(np.array([node])), self._strategy, self._drawn)
             rows = [column.item(0) for column in drawn.columns[self._devices]]
-        uuids = tuple([self._cluster.device(row).uuid for row in rows])
-        total, *parts = [round(value, 6) for value in line[self._keys : self._devices.start]]
+        total, *parts = [_told(value) for value in line[self._keys : self._devices.start]]
         score = Score(total=total, by=dict(zip(self._parts, parts, strict=True)))
-        return Assignment(replica, self._cluster.name(node), uuids), score, any(line[self._devices.stop :])
+        assignment = Assignment(replica, self._cluster.name(node), self._cluster.uuids(node, rows))
+        return assignment, score, any(line[self._devices.stop :])
 
     def runner_up(self, node: int | None) -> RunnerUp | None:
         if node is None:
             return None
-        return RunnerUp(node=self._cluster.name(node), total=round(self._options.item(self._keys, node), 6))
+        return RunnerUp(node=self._cluster.name(node), total=_told(self._options.item(self._keys, node)))
 
     def _rank(self, changed: Ints) -> None:
         """What a kernel does, in numpy."""
@@ -179,3 +179,8 @@ class Table:
         if (missing := len(self._cluster.nodes) - size) > 0:
             more = np.full((lines, max(missing, size)), _NONE)
             self._options = np.concatenate([self._options, more], axis=1)
+
+
+def _told(value: float) -> float:
+    """To six places; `round` with a number of places takes several times as long."""
+    return round(value * 1e6) / 1e6
