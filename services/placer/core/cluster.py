@@ -7,7 +7,7 @@ node, kept in `memo`, holds until then. Devices that are loaded alike have the s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
@@ -214,9 +214,9 @@ class Cluster:
                 self._touch(self._slots[node])
 
     @property
-    def shadows(self) -> frozenset[str]:
-        """The requests that something is kept for."""
-        return frozenset(self._shadows)
+    def shadows(self) -> Set[str]:
+        """The requests that something is kept for, as they are now."""
+        return self._shadows.keys()
 
     def without_shadows(self, request_ids: Collection[str]) -> AbstractContextManager[None]:
         """As if nothing were kept for these."""

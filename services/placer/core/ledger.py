@@ -311,7 +311,7 @@ class Draft:
         self._ledger = ledger
         self._cluster = cluster
         self._final_ttl_s = final_ttl_s
-        self._identity: LedgerIdentity | None = None
+        self.identity = ledger.identity
         self._records: dict[str, RequestRecord] = {}
         self._steps_before: dict[str, int] = {}
         self._nodes: dict[str, tuple[Reservation, ...]] = {}
@@ -320,10 +320,6 @@ class Draft:
         self._written: dict[str, tuple[bytes, Message]] = {}
 
     # --- reading ---
-
-    @property
-    def identity(self) -> LedgerIdentity | None:
-        return self._identity or self._ledger.identity
 
     @property
     def ledger_id(self) -> str:
@@ -361,6 +357,8 @@ class Draft:
 
     def rebuilt_generation(self, request_id: str) -> int:
         """The newest generation of this request among containers that no key explains: a new one must be newer."""
+        if not self._ledger.rebuilt:
+            return 0
         rebuilt = (each for node in self._ledger.rebuilt for each in self.reservations(node) if each.container)
         return max((each.generation for each in rebuilt if each.request_id == request_id), default=0)
 
@@ -372,7 +370,7 @@ class Draft:
     # --- planning ---
 
     def put_identity(self, identity: LedgerIdentity) -> None:
-        self._identity = identity
+        self.identity = identity
 
     def put(self, record: RequestRecord) -> None:
         if record.request_id not in self._records:
@@ -424,7 +422,8 @@ class Draft:
 
     def writes(self) -> tuple[Write, ...]:
         """Every key that would change. What came back to what it was is not written."""
-        writes = [self._write(IDENTITY_KEY, self._identity)] if self._identity else []
+        made = self.identity is not self._ledger.identity
+        writes = [self._write(IDENTITY_KEY, self.identity)] if made else []
         for request_id, record in self._records.items():
             ttl_s = self._final_ttl_s if record.state.final else None
             writes.append(self._write(request_key(request_id), record, ttl_s))

@@ -34,6 +34,8 @@ class Table:
         self._strategy, self._cluster = strategy, sieve.ask.cluster
         self._tie = KeptTie.of(self._cluster, tie)
         self._seen = 0
+        self._named = -1
+        """Up to which change of names its columns reach."""
         self._options: Floats = np.zeros((0, 0))
         """A line for each of Options' columns, an element for each node. The first line is looked through."""
         self._parts: tuple[str, ...] = ()
@@ -77,7 +79,8 @@ class Table:
         """Makes the options of nodes that have changed anew."""
         if self._seen == self._cluster.changes:
             return
-        self._grow()
+        if self._named != self._cluster.names_changes:
+            self._grow()
         if self._kernel:
             self._kernel.refresh(self._cluster.changed_since(self._seen, once=False), self._options)
         else:
@@ -179,6 +182,7 @@ class Table:
         if (missing := len(self._cluster.nodes) - size) > 0:
             more = np.full((lines, max(missing, size)), _NONE)
             self._options = np.concatenate([self._options, more], axis=1)
+        self._named = self._cluster.names_changes
 
 
 def _told(value: float) -> float:
