@@ -72,10 +72,7 @@ class Kernel:
                 devices["risk"],
                 devices["group"],
                 self._tie.all_devices(),
-                verdicts.all("known"),
-                verdicts.all("admitted"),
-                verdicts.all("slack"),
-                verdicts.all("unproven"),
+                *verdicts.all(),
                 options,
                 *self._tables,
             )

@@ -43,7 +43,8 @@ class Stored(Generic[M]):
 
 
 _ABSENT: Stored[Any] = Stored()
-_which = attrgetter("which")
+_which = attrgetter("request_id", "replica", "generation")
+"""As `Reservation.which`, which takes longer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from services.placer.core.demand import Demand
@@ -69,9 +70,15 @@ def _taken(
         state=state,
         owner=owner,
         replicas=tuple(replicas),
-        steps=(Step(number=1, state=ACCEPTED, at_us=wall_us, generation=0), *steps),
+        steps=(_accepted(wall_us), *steps),
         arrived_at_us=wall_us,
     )
+
+
+@lru_cache(maxsize=1)
+def _accepted(wall_us: int) -> Step:
+    """The same for all that are planned together."""
+    return Step(number=1, state=ACCEPTED, at_us=wall_us, generation=0)
 
 
 def never_asked(request_id: str, owner: str, wall_us: int) -> RequestRecord:
