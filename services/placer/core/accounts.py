@@ -149,25 +149,11 @@ class NodeAccount:
 
     def add(self, reservation: Reservation) -> list[int]:
         """The places of the devices that it concerns."""
-        places = self._concerned(reservation)
-        for place in places:
-            self.devices[place].add(reservation)
-            self._share(place)
-        self._cpu_used += reservation.cpu_milli
-        self._memory_used += reservation.memory_mib
-        self._classify(reservation, 1)
-        return places
+        return self._change(reservation, 1)
 
     def remove(self, reservation: Reservation) -> list[int]:
         """Takes back what was added as this very object; the places of the devices that it concerned."""
-        places = self._concerned(reservation)
-        for place in places:
-            self.devices[place].remove(reservation)
-            self._share(place)
-        self._cpu_used -= reservation.cpu_milli
-        self._memory_used -= reservation.memory_mib
-        self._classify(reservation, -1)
-        return places
+        return self._change(reservation, -1)
 
     @property
     def cpu_free(self) -> int | None:
@@ -177,19 +163,21 @@ class NodeAccount:
     def memory_free(self) -> int | None:
         return left(self._facts.memory_mib, self._memory_used, self._facts.foreign_memory_mib)
 
-    def _concerned(self, reservation: Reservation) -> list[int]:
-        return [self._places[uuid] for uuid in reservation.devices if uuid in self._places]
-
-    def _classify(self, reservation: Reservation, more: int) -> None:
+    def _change(self, reservation: Reservation, more: int) -> list[int]:
+        """`more`: 1 where it comes, -1 where it goes."""
+        places = [self._places[uuid] for uuid in reservation.devices if uuid in self._places]
+        for place in places:
+            device, before = self.devices[place], self.shares_free[place]
+            (device.add if more > 0 else device.remove)(reservation)
+            self.shares_free[place] = now = device.share_free if device.open else 0
+            self.share_free += now - before
+            self.whole_free += (now == SHARE_WHOLE_MICRO) - (before == SHARE_WHOLE_MICRO)
+        self._cpu_used += more * reservation.cpu_milli
+        self._memory_used += more * reservation.memory_mib
         bit = _class_bit(reservation)
         self._number_of[bit] = number = self._number_of[bit] + more
         self.classes = self.classes | bit if number else self.classes & ~bit
-
-    def _share(self, place: int) -> None:
-        device, before = self.devices[place], self.shares_free[place]
-        self.shares_free[place] = now = device.share_free if device.open else 0
-        self.share_free += now - before
-        self.whole_free += (now == SHARE_WHOLE_MICRO) - (before == SHARE_WHOLE_MICRO)
+        return places
 
 
 def _class_bit(reservation: Reservation) -> int:

@@ -43,8 +43,7 @@ class Stored(Generic[M]):
 
 
 _ABSENT: Stored[Any] = Stored()
-_which = attrgetter("request_id", "replica", "generation")
-"""As `Reservation.which`, which takes longer."""
+_which = attrgetter("which")
 
 
 @dataclass(frozen=True, slots=True)
