@@ -314,6 +314,8 @@ class Draft:
         self.identity = ledger.identity
         self._records: dict[str, RequestRecord] = {}
         self._steps_before: dict[str, int] = {}
+        self._shaded: set[str] = set()
+        """Those of them for which something is or was kept."""
         self._nodes: dict[str, tuple[Reservation, ...]] = {}
         self._reserved: dict[Which, Reservation] = {}
         self._leases: dict[str, Lease | None] = {}
@@ -377,7 +379,9 @@ class Draft:
             known = self._ledger.record(record.request_id)
             self._steps_before[record.request_id] = known.steps[-1].number if known else 0
         self._records[record.request_id] = record
-        self._cluster.set_shadow(record.request_id, shadow_of(record))
+        if record.shadow or record.request_id in self._cluster.shadows:
+            self._shaded.add(record.request_id)
+            self._cluster.set_shadow(record.request_id, shadow_of(record))
 
     def put_lease(self, name: str, lease: Lease | None) -> None:
         """`name` is a placer or LEADER; None gives it up."""
@@ -457,7 +461,7 @@ class Draft:
         """Put the cluster back to what the view says, whether the batch failed or is in the view by now."""
         for node in self._nodes:
             self._cluster.set_reservations(node, self._ledger.reservations(node))
-        for request_id in self._records:
+        for request_id in self._shaded:
             stored = self._ledger.records.get(request_id)
             self._cluster.set_shadow(request_id, shadow_of(stored.value) if stored and stored.value else {})
 
