@@ -8,7 +8,7 @@ node, kept in `memo`, holds until then. Devices that are loaded alike have the s
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -218,13 +218,10 @@ class Cluster:
         """The requests that something is kept for, as they are now."""
         return self._shadows.keys()
 
-    def without_shadows(self, request_ids: Collection[str]) -> AbstractContextManager[None]:
+    @contextmanager
+    def without_shadows(self, request_ids: Collection[str]) -> Iterator[None]:
         """As if nothing were kept for these."""
         taken = {request_id: self._shadows[request_id] for request_id in request_ids if request_id in self._shadows}
-        return self._without(taken) if taken else nullcontext()
-
-    @contextmanager
-    def _without(self, taken: Mapping[str, Mapping[str, tuple[Reservation, ...]]]) -> Iterator[None]:
         for request_id in taken:
             self.set_shadow(request_id, {})
         try:
@@ -281,12 +278,6 @@ class Cluster:
         """The device behind a row that is one."""
         node = self._names[int(self.devices["node"][row])]
         return self._facts[node].devices[row - self._rows[node].start]
-
-    def uuids(self, slot: int, rows: Iterable[float]) -> tuple[str, ...]:
-        """Of devices of one node."""
-        node = self._names[slot]
-        devices, start = self._facts[node].devices, self._rows[node].start
-        return tuple([devices[int(row) - start].uuid for row in rows])
 
     def label(self, row: int) -> str:
         """A device as people call it: `node-3/gpu-0`."""

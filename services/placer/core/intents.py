@@ -125,6 +125,8 @@ class Chooser:
         )
 
     def _answer(self, question: Question, unkept: Collection[str], *, advise: bool = False) -> Decision:
+        if not unkept:
+            return answer(question, advise=advise)
         with self.cluster.without_shadows(unkept):
             return answer(question, advise=advise)
 
@@ -242,10 +244,7 @@ class Scope:
         assert body is not None
         return tuple(
             [
-                Start(
-                    labels_of(record, each, ledger_id, reserved((record.request_id, each.replica, each.generation))),
-                    body,
-                )
+                Start(labels_of(record, each, ledger_id, reserved(record, each)), body)
                 for each in record.replicas
                 if each.state == State.PLACED and (only is None or each.replica in only)
             ]

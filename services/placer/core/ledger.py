@@ -20,7 +20,17 @@ from services.placer.core.invariants import node_faults, record_faults
 from services.placer.core.records import UNPLACED, Order, holders, reservation_of, shadow_of, starts_elsewhere
 from shared.effects import KeyChanged, Write
 from shared.errors import FieldError
-from shared.messages import Lease, LedgerIdentity, Message, NodeReservations, RequestRecord, Reservation, State, Which
+from shared.messages import (
+    Lease,
+    LedgerIdentity,
+    Message,
+    NodeReservations,
+    ReplicaRecord,
+    RequestRecord,
+    Reservation,
+    State,
+    Which,
+)
 from shared.subjects import decode, lease_key, node_key, request_key
 
 M = TypeVar("M", bound=Message)
@@ -398,9 +408,9 @@ class Draft:
                 self._nodes[each.node] = now = tuple(held)
                 self._cluster.set_reservations(each.node, now, come)
 
-    def reserved(self, which: Which) -> Reservation | None:
-        """What this batch has reserved for one placement."""
-        return self._reserved.get(which)
+    def reserved(self, record: RequestRecord, replica: ReplicaRecord) -> Reservation | None:
+        """What this batch has reserved for this placement of it."""
+        return self._reserved.get((record.request_id, replica.replica, replica.generation))
 
     def free(self, record: RequestRecord, replicas: Iterable[int] | None = None) -> None:
         """Take the reservations of these replicas (all of them where None) from their nodes."""

@@ -151,8 +151,8 @@ class Table:
         # `round` to six places takes twice as long
         total, *parts = [round(value * 1e6) / 1e6 for value in line[self._keys : self._devices.start]]
         score = Score(total=total, by=dict(zip(self._parts, parts, strict=True)))
-        assignment = Assignment(replica, self._cluster.name(node), self._cluster.uuids(node, rows))
-        return assignment, score, any(line[self._devices.stop :])
+        uuids = tuple([self._cluster.device(int(row)).uuid for row in rows])
+        return Assignment(replica, self._cluster.name(node), uuids), score, any(line[self._devices.stop :])
 
     def runner_up(self, node: int | None) -> RunnerUp | None:
         if node is None:
