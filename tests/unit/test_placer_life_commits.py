@@ -9,9 +9,10 @@ from services.placer.core.commits import MOST_CONFLICTS, PATIENCE, PlanNext
 from services.placer.core.containers import Start
 from services.placer.core.intents import Rules
 from services.placer.core.ledger import Draft, Ledger, parse_key
+from services.placer.core.records import new_record, shadow_of
 from shared.effects import Commit, CommitDone, CommitOutcome, KeyChanged, Publish, Reply
 from shared.errors import FieldError
-from shared.messages import DefragmentRequest, RequestRecord, State
+from shared.messages import DefragmentRequest, RequestRecord, ShadowPlace, State
 from shared.subjects import LEDGER
 from shared.testing.ledger import MemoryLedger
 from tests.placer_world import World, led, request
@@ -348,6 +349,22 @@ def test_what_a_draft_takes_and_gives_back_is_not_written() -> None:
     draft.set_reservations("n1", ())
 
     assert () == draft.writes()
+
+
+def test_what_a_batch_that_failed_kept_for_a_request_or_gave_up_is_as_it_was() -> None:
+    ledger, memory, cluster = Ledger(), MemoryLedger(), Cluster()
+    kept = new_record(request(request_id="kept", queue=True), "p1", 0)
+    kept = kept.model_copy(update={"shadow": (ShadowPlace(replica=0, node="n1"),)})
+    memory.put("request.kept", kept.to_json())
+    ledger.observe(memory.log[0], 0)
+    cluster.set_shadow("kept", shadow_of(kept))
+    draft = Draft(ledger, cluster, 1)
+    draft.put(kept.model_copy(update={"shadow": ()}))
+    draft.put(kept.model_copy(update={"request_id": "other"}))
+    assert {"other"} == cluster.shadows
+    draft.abandon()
+
+    assert {"kept"} == cluster.shadows
 
 
 def test_a_beat_writes_one_batch_for_both_leases(world: World) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from services.placer.core.strategies.outlook import CERTAIN, Outlook, Room, scar
 from services.placer.core.strategies.rests import WORTH, Rests
 from services.placer.core.strategies.workload import Shape, Wanted, Workload
 from services.placer.core.strategies.worth import Worth
+from shared.errors import FieldError
 from shared.messages import Gpu
 from tests.decide_world import cluster, device, node, request
 
@@ -200,6 +202,17 @@ def test_a_placer_learns_what_it_is_asked_for():
     outlook: Outlook = learned.strategies["laxity"].outlook  # type: ignore[attr-defined]
     assert [(Shape(2_000, 1, 500_000), 64)] == [(kind.shape, kind.number) for kind in outlook.workload.kinds]
     assert learned.strategies["binpack"] is not None
+
+
+def test_who_asks_for_what_there_is_not_is_told_so_and_counts_for_nobody():
+    made, learned = cluster(node("a", 2)), Learned()
+    for _ in range(2):
+        with pytest.raises(FieldError, match=r"gpu\.share"):
+            learned.note(made, request(Gpu(share=1e-9)))
+    for name in map(str, range(64)):
+        learned.note(made, request(Gpu(share=0.5), cpu_milli=2_000, name=name))
+    outlook: Outlook = learned.strategies["laxity"].outlook  # type: ignore[attr-defined]
+    assert [(Shape(2_000, 1, 500_000), 64)] == [(kind.shape, kind.number) for kind in outlook.workload.kinds]
 
 
 def test_what_was_learned_long_ago_counts_less_and_is_forgotten():

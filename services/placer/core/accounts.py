@@ -51,6 +51,7 @@ class DeviceAccount:
     """
 
     __slots__ = (
+        "_declared",
         "_device",
         "_held",
         "_memory_used",
@@ -68,13 +69,18 @@ class DeviceAccount:
         self.foreign = _foreign(facts)
         self._sharing, self._device = _alike(Sharing.of(facts), DeviceType(facts.model, facts.regime))
         self._held: list[tuple[Reservation, RtTask | None, Tenant | None]] = []
+        self._declared: tuple[tuple[RtTask, ...], tuple[str, ...], tuple[Tenant, ...]] | None = ((), (), ())
+        """By all of them, in one order: None once somebody came or went who declares something."""
         self._share_used = facts.foreign_share_micro or 0
         self._memory_used = 0
         self.share_free = max(0, SHARE_WHOLE_MICRO - self._share_used)
 
     def add(self, reservation: Reservation) -> None:
-        timing = reservation.realtime
-        self._held.append((reservation, resident_task(timing), tenant_of(reservation.request_id, timing)))
+        if timing := reservation.realtime:
+            self._held.append((reservation, resident_task(timing), tenant_of(reservation.request_id, timing)))
+            self._declared = None
+        else:
+            self._held.append((reservation, None, None))
         self._share_used += reservation.share_micro
         self._memory_used += reservation.device_memory_mib
         self.share_free = max(0, SHARE_WHOLE_MICRO - self._share_used)
@@ -83,6 +89,8 @@ class DeviceAccount:
         """Takes off what was added as this very object."""
         place = next(place for place, (held, *_) in enumerate(self._held) if held is reservation)
         del self._held[place]
+        if reservation.realtime:
+            self._declared = None
         self._share_used -= reservation.share_micro
         self._memory_used -= reservation.device_memory_mib
         self.share_free = max(0, SHARE_WHOLE_MICRO - self._share_used)
@@ -92,21 +100,25 @@ class DeviceAccount:
         return left(self.facts.memory_mib, self._memory_used, self.facts.foreign_memory_mib)
 
     def load(self) -> Load:
-        named = [(task, held.request_id) for held, task, _ in self._held if task]
-        named.sort(key=lambda pair: (pair[0].deadline_us, pair[0].runtime_us, pair[0].period_us, pair[1]))
+        if self._declared is None:
+            self._declared = self._declare()
+        residents, names, tenants = self._declared
         return Load(
             self._sharing,
-            tuple([task for task, _ in named]),
-            len(self._held) - len(named) + self.foreign,
+            residents,
+            len(self._held) - len(residents) + self.foreign,
             self._device,
-            self._tenants(),
+            None if self.foreign or len(tenants) < len(self._held) else tenants,
             self.foreign,
-            tuple([name for _, name in named]),
+            names,
         )
 
-    def _tenants(self) -> tuple[Tenant, ...] | None:
-        known = [tenant for _, _, tenant in self._held if tenant]
-        return None if self.foreign or len(known) < len(self._held) else tuple(sorted(known, key=_by_profile))
+    def _declare(self) -> tuple[tuple[RtTask, ...], tuple[str, ...], tuple[Tenant, ...]]:
+        """The tasks, whose they are, and those whose times are learned."""
+        named = [(task, held.request_id) for held, task, _ in self._held if task]
+        named.sort(key=lambda pair: (pair[0].deadline_us, pair[0].runtime_us, pair[0].period_us, pair[1]))
+        tenants = sorted([tenant for _, _, tenant in self._held if tenant], key=_by_profile)
+        return tuple([task for task, _ in named]), tuple([name for _, name in named]), tuple(tenants)
 
 
 def _by_profile(tenant: Tenant) -> tuple[str, int, float, str]:
@@ -137,25 +149,11 @@ class NodeAccount:
 
     def add(self, reservation: Reservation) -> list[int]:
         """The places of the devices that it concerns."""
-        places = self._concerned(reservation)
-        for place in places:
-            self.devices[place].add(reservation)
-            self._share(place)
-        self._cpu_used += reservation.cpu_milli
-        self._memory_used += reservation.memory_mib
-        self._classify(reservation, 1)
-        return places
+        return self._change(reservation, 1)
 
     def remove(self, reservation: Reservation) -> list[int]:
         """Takes back what was added as this very object; the places of the devices that it concerned."""
-        places = self._concerned(reservation)
-        for place in places:
-            self.devices[place].remove(reservation)
-            self._share(place)
-        self._cpu_used -= reservation.cpu_milli
-        self._memory_used -= reservation.memory_mib
-        self._classify(reservation, -1)
-        return places
+        return self._change(reservation, -1)
 
     @property
     def cpu_free(self) -> int | None:
@@ -165,19 +163,21 @@ class NodeAccount:
     def memory_free(self) -> int | None:
         return left(self._facts.memory_mib, self._memory_used, self._facts.foreign_memory_mib)
 
-    def _concerned(self, reservation: Reservation) -> list[int]:
-        return [self._places[uuid] for uuid in reservation.devices if uuid in self._places]
-
-    def _classify(self, reservation: Reservation, more: int) -> None:
+    def _change(self, reservation: Reservation, more: int) -> list[int]:
+        """`more`: 1 where it comes, -1 where it goes."""
+        places = [self._places[uuid] for uuid in reservation.devices if uuid in self._places]
+        for place in places:
+            device, before = self.devices[place], self.shares_free[place]
+            (device.add if more > 0 else device.remove)(reservation)
+            self.shares_free[place] = now = device.share_free if device.open else 0
+            self.share_free += now - before
+            self.whole_free += (now == SHARE_WHOLE_MICRO) - (before == SHARE_WHOLE_MICRO)
+        self._cpu_used += more * reservation.cpu_milli
+        self._memory_used += more * reservation.memory_mib
         bit = _class_bit(reservation)
         self._number_of[bit] = number = self._number_of[bit] + more
         self.classes = self.classes | bit if number else self.classes & ~bit
-
-    def _share(self, place: int) -> None:
-        device, before = self.devices[place], self.shares_free[place]
-        self.shares_free[place] = now = device.share_free if device.open else 0
-        self.share_free += now - before
-        self.whole_free += (now == SHARE_WHOLE_MICRO) - (before == SHARE_WHOLE_MICRO)
+        return places
 
 
 def _class_bit(reservation: Reservation) -> int:

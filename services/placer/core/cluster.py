@@ -7,7 +7,7 @@ node, kept in `memo`, holds until then. Devices that are loaded alike have the s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -214,9 +214,9 @@ class Cluster:
                 self._touch(self._slots[node])
 
     @property
-    def shadows(self) -> frozenset[str]:
-        """The requests that something is kept for."""
-        return frozenset(self._shadows)
+    def shadows(self) -> Set[str]:
+        """The requests that something is kept for, as they are now."""
+        return self._shadows.keys()
 
     @contextmanager
     def without_shadows(self, request_ids: Collection[str]) -> Iterator[None]:
@@ -403,9 +403,9 @@ class Cluster:
             self._log, self._log_start = np.zeros(_LOGGED, np.int64), self.changes
         self._log[self.changes - self._log_start] = slot
         self.changes += 1
-        self.nodes["changed"][slot] = self.changes
+        self.nodes.arrays["changed"][slot] = self.changes
         if facts:
-            self.nodes["facts_changed"][slot] = self.facts_changes = self.changes
+            self.nodes.arrays["facts_changed"][slot] = self.facts_changes = self.changes
 
     def _count(self, node: str) -> None:
         """Writes what is left of a node and its devices, counted from its facts and its reservations."""
@@ -430,15 +430,15 @@ class Cluster:
     def _write(self, node: str, account: NodeAccount, places: Iterable[int]) -> None:
         if len(self.kinds) > self._kinds_kept + 2 * len(self.devices):
             self._renumber()
-        slot, start = self._slots[node], self._rows[node].start
-        held, cpu, memory, facts = self.nodes["held"], account.cpu_free, account.memory_free, self._facts[node]
+        slot, start, facts = self._slots[node], self._rows[node].start, self._facts[node]
+        held, cpu, memory = self.nodes.arrays["held"], account.cpu_free, account.memory_free
         for place in places:
             self._write_device(start + place, account.devices[place])
             held[slot, SHARES.start + place] = account.shares_free[place]
         held[slot, COUNTED] = (
             UNKNOWN if cpu is None else cpu,
             UNKNOWN if memory is None else memory,
-            max(account.shares_free, default=0),
+            max(account.shares_free) if account.shares_free else 0,
             account.whole_free,
             account.share_free,
             account.classes,
@@ -449,7 +449,7 @@ class Cluster:
 
     def _write_device(self, row: int, account: DeviceAccount) -> None:
         self.loads[row] = load = account.load()
-        memory, devices = account.memory_free, self.devices
+        memory, devices = account.memory_free, self.devices.arrays
         devices["share_free"][row] = account.share_free
         devices["memory_free"][row] = UNKNOWN if memory is None else memory
         devices["promised"][row] = load.promised

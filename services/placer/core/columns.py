@@ -25,13 +25,14 @@ class Columns:
     def __init__(self, kinds: Mapping[str, Any], parts: Mapping[str, tuple[str, int | slice]] | None = None) -> None:
         self.kinds = kinds
         self._parts = parts or {}
-        self._columns: dict[str, Array] = {name: np.zeros(64, kind) for name, kind in kinds.items()}
+        self.arrays: dict[str, Array] = {name: np.zeros(64, kind) for name, kind in kinds.items()}
+        """As they are now, for who looks at several of them often: they are others once the columns have grown."""
         self._look()
         self._end = 0
         self._spare: dict[int, list[range]] = {}
 
     def __getitem__(self, name: str) -> Array:
-        return self._columns[name]
+        return self.arrays[name]
 
     def __len__(self) -> int:
         """How many rows were ever handed out; those given back are among them."""
@@ -43,34 +44,34 @@ class Columns:
             return runs.pop()
         rows = range(self._end, self._end + count)
         self._end = rows.stop
-        size = len(next(iter(self._columns.values())))
+        size = len(next(iter(self.arrays.values())))
         if self._end > size:
             extra = max(size, self._end - size)
             for name in self.kinds:
-                column = self._columns[name]
+                column = self.arrays[name]
                 more = np.zeros((extra, *column.shape[1:]), column.dtype)
-                self._columns[name] = np.concatenate([column, more])
+                self.arrays[name] = np.concatenate([column, more])
             self._look()
         return rows
 
     def _look(self) -> None:
         """Parts are views of their columns."""
-        self._columns.update({name: self._columns[column][:, place] for name, (column, place) in self._parts.items()})
+        self.arrays.update({name: self.arrays[column][:, place] for name, (column, place) in self._parts.items()})
 
     def give_back(self, rows: range) -> None:
         self._spare.setdefault(len(rows), []).append(rows)
 
     def widen(self, name: str, width: int) -> None:
         """Gives each row of a column of several numbers at least so many, the new ones 0."""
-        column = self._columns[name]
+        column = self.arrays[name]
         if (more := width - column.shape[1]) > 0:
-            self._columns[name] = np.pad(column, ((0, 0), (0, more)))
+            self.arrays[name] = np.pad(column, ((0, 0), (0, more)))
             self._look()
 
     def write(self, rows: range, **values: Any) -> None:
         """Sets some columns of a run, each from one value or from a list of as many as there are rows."""
         for name, value in values.items():
-            self._columns[name][rows.start : rows.stop] = value
+            self.arrays[name][rows.start : rows.stop] = value
 
 
 def name_hash(name: str) -> int:

@@ -77,11 +77,13 @@ class GroupCommit:
         taken: list[Intent] = []
         weight = 1  # the leader's key
         while self._may_take(len(taken)):
-            weight += self._waiting[0].weight
+            intent = self._waiting[0]
+            weight += intent.weight
             if taken and weight > MOST_KEYS:
                 break
             taken.append(self._waiting.popleft())
-            self._keys.discard(taken[-1].key)
+            if (key := intent.key) is not None:
+                self._keys.discard(key)
         return tuple(taken)
 
     def _may_take(self, taken: int) -> bool:

@@ -80,7 +80,7 @@ class Demand:
             device_memory_mib=self.device_memory_mib,
             cpu_milli=self.cpu_milli,
             memory_mib=self.memory_mib,
-            realtime=self.realtime,
+            realtime=self.realtime if self.request.realtime else None,
             priority=self.request.priority,
         )
 

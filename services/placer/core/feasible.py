@@ -113,9 +113,12 @@ class Verdicts:
             kept[name][: len(met)] = self._table[name][met]
         self._table = kept
 
-    def all(self, name: str) -> Array:
-        """A column for all kinds of load; what it says of those that are not `known` is nothing."""
-        return self._table[name]
+    def all(self) -> tuple[Array, Array, Array, Array]:
+        """For all kinds of load whether it is known, admitted, its slack and unproven; of others than those known it
+        says nothing.
+        """
+        table = self._table.arrays
+        return table["known"], table["admitted"], table["slack"], table["unproven"]
 
     def column(self, name: str, numbers: Ints) -> Array:
         return self._table[name][numbers]

@@ -19,8 +19,8 @@ from services.placer.core.leases import Leases
 from services.placer.core.ledger import LEADER, Draft
 from services.placer.core.outcome import Assignment, Decision, Fits, Move, NotNow
 from services.placer.core.outlooks import Learned
-from services.placer.core.pipeline import decide, fits_by_size, fits_more, moves
-from services.placer.core.planners.defrag import BLOCK, move_away, moves_to_widen
+from services.placer.core.pipeline import answer, fits_by_size, fits_more
+from services.placer.core.planners.defrag import BLOCK, MOST_MOVES, move_away, moves_for, moves_to_widen
 from services.placer.core.question import Question, Tenant, Tenants, nobody
 from services.placer.core.records import Order, labels_of, moved_us, order, tenant_of
 from services.placer.core.strategies import STRATEGIES, Strategy, strategy_named
@@ -82,7 +82,7 @@ class Chooser:
     def decide(  # noqa: PLR0913  # what a decision depends on, by name
         self,
         request: PlaceRequest,
-        now_us: int,
+        now_us: int,  # noqa: ARG002  # part of the interface: strategies that look at time come later
         *,
         set_aside: frozenset[str] = frozenset(),
         only: tuple[int, ...] | None = None,
@@ -95,34 +95,49 @@ class Chooser:
 
         Raises FieldError for a strategy that does not exist.
         """
-        asked: dict[str, Any] = {"set_aside": set_aside, "only_replicas": only, "others_of_request": others}
-        decision = self._decide(request, now_us, ahead_of, advise=advise, tenants=tenants, **asked)
+        question = self._question(request, set_aside, only, others, tenants)
+        decision = self._answer(question, ahead_of, advise=advise)
         if advise and isinstance(decision, NotNow):
-            return self._kept(decision, request, now_us, ahead_of, **asked)
+            return self._kept(decision, question, ahead_of)
         return decision
 
-    def _decide(self, request: PlaceRequest, now_us: int, unkept: Collection[str], **asked: Any) -> Decision:
-        with self.cluster.without_shadows(unkept):
-            return decide(
-                self.cluster,
-                request,
-                now_us,
-                capabilities=self.capabilities,
-                strategies=self.learned.strategies,
-                tie=self.tie,
-                **asked,
-            )
+    def _question(
+        self,
+        request: PlaceRequest,
+        set_aside: frozenset[str] = frozenset(),
+        only: tuple[int, ...] | None = None,
+        others: tuple[Assignment, ...] = (),
+        tenants: Tenants = nobody,
+    ) -> Question:
+        strategies = self.learned.strategies
+        strategy, replicas = strategy_named(request.strategy, strategies), range(request.replicas)
+        return Question(
+            self.cluster,
+            request,
+            strategy,
+            tuple(replicas) if only is None else only,
+            self.capabilities,
+            set_aside,
+            others,
+            self.tie,
+            tenants=tenants,
+            strategies=strategies,
+        )
 
-    def _kept(
-        self, refused: NotNow, request: PlaceRequest, now_us: int, ahead_of: frozenset[str], **asked: Any
-    ) -> NotNow:
+    def _answer(self, question: Question, unkept: Collection[str], *, advise: bool = False) -> Decision:
+        if not unkept:
+            return answer(question, advise=advise)
+        with self.cluster.without_shadows(unkept):
+            return answer(question, advise=advise)
+
+    def _kept(self, refused: NotNow, question: Question, ahead_of: frozenset[str]) -> NotNow:
         """The same with one more reason where it would fit, were nothing kept for others."""
         kept_for = sorted(self.cluster.shadows - ahead_of)
         for waiting in ([each] for each in kept_for) if len(kept_for) > 1 else ():
-            would_be = self._decide(request, now_us, {*ahead_of, *waiting}, advise=False, **asked)
+            would_be = self._answer(question, {*ahead_of, *waiting})
             if isinstance(would_be, Fits):
                 return _kept_reason(refused, would_be, waiting)
-        would_be = self._decide(request, now_us, {*ahead_of, *kept_for}, advise=False, **asked) if kept_for else refused
+        would_be = self._answer(question, {*ahead_of, *kept_for}) if kept_for else refused
         return _kept_reason(refused, would_be, kept_for) if isinstance(would_be, Fits) else refused
 
     def moves(
@@ -136,36 +151,17 @@ class Chooser:
     ) -> tuple[Move, ...]:
         """Moves of others after which it would fit."""
         with self.cluster.without_shadows(ahead_of):
-            return moves(
-                self.cluster,
-                request,
-                capabilities=self.capabilities,
-                strategies=self.learned.strategies,
-                tie=self.tie,
-                tenants=tenants,
-                only_replicas=only,
-                others_of_request=others,
-            )
+            return moves_for(self._question(request, only=only, others=others, tenants=tenants), MOST_MOVES)
 
     def widening(self, tenants: Tenants) -> tuple[Move, ...]:
         """Moves of others after which the largest block of free devices on one node is larger; room kept counts."""
-        strategies = self.learned.strategies
-        strategy = strategy_named(BLOCK.strategy, strategies)
-        question = Question(
-            self.cluster, BLOCK, strategy, (0,), self.capabilities, tie=self.tie, tenants=tenants, strategies=strategies
-        )
-        return moves_to_widen(question)
+        return moves_to_widen(self._question(BLOCK, tenants=tenants))
 
     def move_away(
         self, request: PlaceRequest, node: str, held: Reservation, bad: Mapping[str, tuple[str, ...]], tenants: Tenants
     ) -> Move | None:
         """Whither this one of the request goes from these devices, named by node."""
-        strategies = self.learned.strategies
-        strategy = strategy_named(request.strategy, strategies)
-        question = Question(
-            self.cluster, request, strategy, (held.replica,), self.capabilities, tie=self.tie, strategies=strategies
-        )
-        return move_away(replace(question, tenants=tenants), node, held, bad)
+        return move_away(self._question(request, only=(held.replica,), tenants=tenants), node, held, bad)
 
     def note(self, request: PlaceRequest) -> None:
         """A new request: strategies that look ahead learn from it. One that is planned again is counted again."""
@@ -244,11 +240,14 @@ class Scope:
         """The starts that follow from a record whose replicas were just placed (only these where given)."""
         if record.owner != self.me or record.state not in {State.PLACED, State.WAITING, State.STARTED}:
             return ()
-        assert record.body is not None
+        body, ledger_id, reserved = record.body, self.draft.ledger_id, self.draft.reserved
+        assert body is not None
         return tuple(
-            Start(labels_of(record, each, self.draft.ledger_id), record.body)
-            for each in record.replicas
-            if each.state == State.PLACED and (only is None or each.replica in only)
+            [
+                Start(labels_of(record, each, ledger_id, reserved(record, each)), body)
+                for each in record.replicas
+                if each.state == State.PLACED and (only is None or each.replica in only)
+            ]
         )
 
 

@@ -13,6 +13,7 @@ from services.placer.core.records import (
     assigned,
     holders,
     new_record,
+    placed_record,
     reply_of,
     settled,
     sized,
@@ -64,21 +65,32 @@ class Decide(Intent):
             return self._settle_without(scope, State.EXPIRED, detail="place_by_us has passed")
         if not self.request.dry_run:
             scope.chooser.note(self.request)
-        record = new_record(self.request, scope.me, scope.wall_us)
-        ahead_of = scope.ahead_of(record)
+        ahead_of = self._ahead_of(scope)
         decision = scope.chooser.decide(self.request, scope.now_us, ahead_of=ahead_of, tenants=scope.tenant)
         match decision:
             case Fits():
-                return self._placed(scope, record, decision)
+                return self._placed(scope, decision)
             case NotNow(reasons, would_fit_if) if self.request.queue:
                 return self._settle_without(scope, State.QUEUED, reasons=reasons, would_fit_if=would_fit_if)
             case NotNow(reasons, would_fit_if) | Never(reasons, would_fit_if):
                 return self._settle_without(scope, State.REJECTED, reasons=reasons, would_fit_if=would_fit_if)
 
-    def _placed(self, scope: Scope, record: RequestRecord, fits: Fits) -> tuple[Effect, ...]:
+    def _ahead_of(self, scope: Scope) -> frozenset[str]:
+        """As in Scope. Mostly nothing is kept for anybody, and there is no record yet."""
+        if not scope.chooser.cluster.shadows:
+            return frozenset()
+        return scope.ahead_of(new_record(self.request, scope.me, scope.wall_us))
+
+    def _placed(self, scope: Scope, fits: Fits) -> tuple[Effect, ...]:
+        state = State.HELD if self.request.hold_us else State.PLACED
+        generation = scope.draft.rebuilt_generation(self.request_id) + 1
+        record = placed_record(self.request, scope.me, scope.wall_us, fits.assignments, state, generation)
+        if fits.unproven or fits.measured:
+            record = record.model_copy(update={"unproven": fits.unproven, "measured": fits.measured})
         if self.request.dry_run:
-            return self._would_be(scope, _placed(scope, record, fits), score=fits.score, runner_up=fits.runner_up)
-        record = _place(scope, record, fits)
+            return self._would_be(scope, record, score=fits.score, runner_up=fits.runner_up)
+        scope.draft.put(record)
+        scope.draft.reserve(record)
         said = self._says(scope, record, score=fits.score, runner_up=fits.runner_up)
         return (*self._answer(said), *scope.starts(record))
 
@@ -109,7 +121,7 @@ class Decide(Intent):
         scope.draft.free(record)
         fits = scope.chooser.decide(sized(record, self.request), scope.now_us, ahead_of=scope.ahead_of(record))
         if not isinstance(fits, Fits):
-            scope.draft.reserve(record, (each.replica for each in holders(record)))
+            scope.draft.reserve(record)
             said = PlaceReply(
                 outcome=State.REJECTED,
                 request_id=self.request_id,

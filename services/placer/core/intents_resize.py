@@ -126,7 +126,7 @@ def _refusals(scope: Scope, record: RequestRecord, changed: RequestRecord) -> It
     scope.draft.free(record)
     for node in sorted(needs):
         yield from _no_room(scope, record, node, had[node], needs[node])
-    scope.draft.reserve(record, (each.replica for each in holders(record)))
+    scope.draft.reserve(record)
 
 
 def _resizes(scope: Scope, node: str) -> bool:

@@ -56,7 +56,7 @@ class Kernel:
     def refresh(self, slots: Ints, options: Floats) -> None:
         """Makes the options of these nodes anew, some of which may be named more than once."""
         cluster, (opened, settled) = self._cluster, self._sieve.standing()
-        nodes, devices, missing = cluster.nodes, cluster.devices, slots[:0]
+        nodes, devices, missing = cluster.nodes.arrays, cluster.devices.arrays, slots[:0]
         while True:  # once more where a kind of load was met for the first time
             verdicts = cluster.verdicts(self._demand, missing)
             found = _kernels.refresh(
@@ -72,10 +72,7 @@ class Kernel:
                 devices["risk"],
                 devices["group"],
                 self._tie.all_devices(),
-                verdicts.all("known"),
-                verdicts.all("admitted"),
-                verdicts.all("slack"),
-                verdicts.all("unproven"),
+                *verdicts.all(),
                 options,
                 *self._tables,
             )

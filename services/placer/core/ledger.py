@@ -20,7 +20,17 @@ from services.placer.core.invariants import node_faults, record_faults
 from services.placer.core.records import UNPLACED, Order, holders, reservation_of, shadow_of, starts_elsewhere
 from shared.effects import KeyChanged, Write
 from shared.errors import FieldError
-from shared.messages import Lease, LedgerIdentity, Message, NodeReservations, RequestRecord, Reservation, State
+from shared.messages import (
+    Lease,
+    LedgerIdentity,
+    Message,
+    NodeReservations,
+    ReplicaRecord,
+    RequestRecord,
+    Reservation,
+    State,
+    Which,
+)
 from shared.subjects import decode, lease_key, node_key, request_key
 
 M = TypeVar("M", bound=Message)
@@ -311,18 +321,17 @@ class Draft:
         self._ledger = ledger
         self._cluster = cluster
         self._final_ttl_s = final_ttl_s
-        self._identity: LedgerIdentity | None = None
+        self.identity = ledger.identity
         self._records: dict[str, RequestRecord] = {}
         self._steps_before: dict[str, int] = {}
+        self._shaded: set[str] = set()
+        """Those of them for which something is or was kept."""
         self._nodes: dict[str, tuple[Reservation, ...]] = {}
+        self._reserved: dict[Which, Reservation] = {}
         self._leases: dict[str, Lease | None] = {}
         self._written: dict[str, tuple[bytes, Message]] = {}
 
     # --- reading ---
-
-    @property
-    def identity(self) -> LedgerIdentity | None:
-        return self._identity or self._ledger.identity
 
     @property
     def ledger_id(self) -> str:
@@ -360,6 +369,8 @@ class Draft:
 
     def rebuilt_generation(self, request_id: str) -> int:
         """The newest generation of this request among containers that no key explains: a new one must be newer."""
+        if not self._ledger.rebuilt:
+            return 0
         rebuilt = (each for node in self._ledger.rebuilt for each in self.reservations(node) if each.container)
         return max((each.generation for each in rebuilt if each.request_id == request_id), default=0)
 
@@ -371,28 +382,35 @@ class Draft:
     # --- planning ---
 
     def put_identity(self, identity: LedgerIdentity) -> None:
-        self._identity = identity
+        self.identity = identity
 
     def put(self, record: RequestRecord) -> None:
         if record.request_id not in self._records:
             known = self._ledger.record(record.request_id)
             self._steps_before[record.request_id] = known.steps[-1].number if known else 0
         self._records[record.request_id] = record
-        self._cluster.set_shadow(record.request_id, shadow_of(record))
+        if record.shadow or record.request_id in self._cluster.shadows:
+            self._shaded.add(record.request_id)
+            self._cluster.set_shadow(record.request_id, shadow_of(record))
 
     def put_lease(self, name: str, lease: Lease | None) -> None:
         """`name` is a placer or LEADER; None gives it up."""
         self._leases[name] = lease
 
-    def reserve(self, record: RequestRecord, replicas: Iterable[int]) -> None:
-        """Add the reservations of these replicas, which have a place, to their nodes."""
-        chosen = set(replicas)
+    def reserve(self, record: RequestRecord, replicas: Iterable[int] | None = None) -> None:
+        """Add the reservations of these replicas (all of them where None), which have a place, to their nodes."""
+        chosen = None if replicas is None else set(replicas)
         for each in holders(record):
-            if each.replica in chosen and each.node is not None:
+            if each.node is not None and (chosen is None or each.replica in chosen):
                 come, held = reservation_of(record, each), list(self.reservations(each.node))
+                self._reserved[come.which] = come
                 insort(held, come, key=_which)
                 self._nodes[each.node] = now = tuple(held)
                 self._cluster.set_reservations(each.node, now, come)
+
+    def reserved(self, record: RequestRecord, replica: ReplicaRecord) -> Reservation | None:
+        """What this batch has reserved for this placement of it."""
+        return self._reserved.get((record.request_id, replica.replica, replica.generation))
 
     def free(self, record: RequestRecord, replicas: Iterable[int] | None = None) -> None:
         """Take the reservations of these replicas (all of them where None) from their nodes."""
@@ -418,7 +436,8 @@ class Draft:
 
     def writes(self) -> tuple[Write, ...]:
         """Every key that would change. What came back to what it was is not written."""
-        writes = [self._write(IDENTITY_KEY, self._identity)] if self._identity else []
+        made = self.identity is not self._ledger.identity
+        writes = [self._write(IDENTITY_KEY, self.identity)] if made else []
         for request_id, record in self._records.items():
             ttl_s = self._final_ttl_s if record.state.final else None
             writes.append(self._write(request_key(request_id), record, ttl_s))
@@ -452,7 +471,7 @@ class Draft:
         """Put the cluster back to what the view says, whether the batch failed or is in the view by now."""
         for node in self._nodes:
             self._cluster.set_reservations(node, self._ledger.reservations(node))
-        for request_id in self._records:
+        for request_id in self._shaded:
             stored = self._ledger.records.get(request_id)
             self._cluster.set_shadow(request_id, shadow_of(stored.value) if stored and stored.value else {})
 

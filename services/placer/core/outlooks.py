@@ -67,19 +67,27 @@ class Learned:
     def __init__(self, strategies: Mapping[str, Strategy] = STRATEGIES) -> None:
         self.strategies = strategies
         self._counted: dict[Shape, tuple[int, int]] = {}
+        self._noted: dict[str, tuple[int, Demand]] = {}
+        """What came since it was renewed: how many replicas of requests that are alike, by what these say."""
         self._total = 0
         self._next = _FIRST
 
     def note(self, cluster: Cluster, request: PlaceRequest) -> None:
-        """A request that is to be decided, each replica counted."""
-        demand, replicas = Demand.of(request), request.replicas
-        number, memory_mib = self._counted.get(shape := shape_of(demand), (0, 0))
-        self._counted[shape] = number + replicas, memory_mib + replicas * demand.memory_mib
-        self._total += replicas
+        """A request that is to be decided, each replica counted. Raises FieldError as Demand.of."""
+        number, demand = self._noted.get(said := request.body_hash()) or (0, Demand.of(request))
+        self._noted[said] = number + request.replicas, demand
+        self._total += request.replicas
         if self._total >= self._next:
             self._renew(cluster)
 
+    def _count(self) -> None:
+        for more, demand in self._noted.values():
+            number, memory_mib = self._counted.get(shape := shape_of(demand), (0, 0))
+            self._counted[shape] = number + more, memory_mib + more * demand.memory_mib
+        self._noted.clear()
+
     def _renew(self, cluster: Cluster) -> None:
+        self._count()
         self.strategies = looking_ahead(outlook_on(cluster, Workload.counted(self._counted)), self.strategies)
         if self._total >= 2 * _EVERY:
             halves = {shape: (number // 2, memory // 2) for shape, (number, memory) in self._counted.items()}

@@ -56,6 +56,11 @@ def decide(  # noqa: PLR0913  # what a decision depends on, all of it by name
         tenants=tenants,
         strategies=strategies,
     )
+    return answer(question, advise=advise)
+
+
+def answer(question: Question, *, advise: bool = True) -> Decision:
+    """The same of a question that is put together already."""
     plan = question.plan()
     if plan.complete and not plan.wide:
         return Fits(
@@ -142,7 +147,7 @@ def moves(  # noqa: PLR0913  # what they depend on, by name
 def _measured(question: Question, first: Assignment) -> str | None:
     """By which measured times it is admitted there; None where none say so."""
     cluster, demand = question.cluster, question.ask.demand
-    if demand.kind is not Kind.FIRM or not first.devices or not cluster.measured.key(demand):
+    if not first.devices or not cluster.measured.key(demand) or demand.kind is not Kind.FIRM:
         return None
     slot, facts = cluster.slot(first.node), cluster.facts(first.node)
     assert slot is not None and facts is not None, "it was chosen"  # noqa: PT018

@@ -43,19 +43,42 @@ NO_STATES = frozenset({ACCEPTED, RESIZING, RESIZED, RESIZE_FAILED, MOVING, MOVED
 
 def new_record(request: PlaceRequest, owner: str, wall_us: int) -> RequestRecord:
     """The record of a request that was just taken: step 1, `accepted`; it gets its state with its next step."""
+    replicas = [ReplicaRecord(replica=number, state=State.QUEUED, generation=0) for number in range(request.replicas)]
+    return _taken(request, owner, wall_us, State.QUEUED, replicas)
+
+
+def placed_record(
+    request: PlaceRequest, owner: str, wall_us: int, to: Iterable[Assignment], state: State, generation: int
+) -> RequestRecord:
+    """The same where each of its replicas has a place at once: step 2."""
+    replicas = [
+        ReplicaRecord(replica=each.replica, state=state, generation=generation, node=each.node, devices=each.devices)
+        for each in to
+    ]
+    step = Step(number=2, state=state, at_us=wall_us, generation=generation)
+    return _taken(request, owner, wall_us, state, replicas, step)
+
+
+def _taken(
+    request: PlaceRequest, owner: str, wall_us: int, state: State, replicas: Iterable[ReplicaRecord], *steps: Step
+) -> RequestRecord:
     assert request.request_id is not None
     return RequestRecord(
         request_id=request.request_id,
         body=request,
         body_hash=request.body_hash(),
-        state=State.QUEUED,
+        state=state,
         owner=owner,
-        replicas=tuple(
-            ReplicaRecord(replica=number, state=State.QUEUED, generation=0) for number in range(request.replicas)
-        ),
-        steps=(Step(number=1, state=ACCEPTED, at_us=wall_us, generation=0),),
+        replicas=tuple(replicas),
+        steps=(_accepted(wall_us), *steps),
         arrived_at_us=wall_us,
     )
+
+
+@lru_cache(maxsize=1)
+def _accepted(wall_us: int) -> Step:
+    """The same for all that are planned together."""
+    return Step(number=1, state=ACCEPTED, at_us=wall_us, generation=0)
 
 
 def never_asked(request_id: str, owner: str, wall_us: int) -> RequestRecord:
@@ -307,15 +330,20 @@ def tenant_of(record: RequestRecord, held: Reservation) -> Tenant | None:
     return Tenant(sized(record, body), tuple(Assignment(o.replica, o.node, o.devices) for o in others if o.node))
 
 
-def labels_of(record: RequestRecord, replica: ReplicaRecord, ledger_id: str) -> ContainerLabels:
-    """Of a start: with the size that it has before any resize, so that one that fails leaves what it says it leaves."""
+def labels_of(
+    record: RequestRecord, replica: ReplicaRecord, ledger_id: str, held: Reservation | None = None
+) -> ContainerLabels:
+    """Of a start: with the size that it has before any resize, so that one that fails leaves what it says it leaves.
+
+    `held`: what is reserved for it, where that was just made.
+    """
     assert record.body is not None
     assert replica.node is not None
     return ContainerLabels(
         container=container_name(ledger_id, record.request_id, replica.replica, replica.generation),
         ledger_id=ledger_id,
         node=replica.node,
-        reservation=_reservation(record, replica, replica.size),
+        reservation=_reservation(record, replica, replica.size) if held is None or replica.resizing else held,
         name=record.body.name,
     )
 
