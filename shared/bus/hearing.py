@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 
@@ -34,9 +33,12 @@ class Hearing:
     def heard(self, msg: Msg) -> None:
         """Never raises: it is called between two messages of the connection."""
         if self._working is None:
-            with contextlib.suppress(Exception):  # the handler meets it again, and there it is counted and told
-                if self._at_once(msg):
-                    return
+            try:
+                handled = self._at_once(msg)
+            except Exception:  # noqa: BLE001  # the handler meets it again, and there it is counted and told
+                handled = False
+            if handled:
+                return
             self._working = asyncio.create_task(self._work())
         elif self._limit and (len(self._waiting) >= self._limit or self._bytes >= MOST_BYTES):
             self._dropped(msg.subject)
