@@ -60,6 +60,10 @@ def decode(token: str) -> str:
     return name
 
 
+_NO_TOKENS = {"", "*", ">"}
+"""Nothing is sent to a subject that has one of them."""
+
+
 @dataclass(frozen=True)
 class Subjects:
     """All subjects under one prefix, so that several clusters can share a server."""
@@ -133,7 +137,7 @@ class Subjects:
     def reply_refused(self, reply: str) -> bool:
         """True for a reply subject that could forge a message of ours or of the server, or reach many at once."""
         tokens = reply.split(".")
-        return tokens[0] == self.prefix or reply.startswith("$") or any(t in {"", "*", ">"} for t in tokens)
+        return tokens[0] == self.prefix or reply.startswith("$") or not _NO_TOKENS.isdisjoint(tokens)
 
 
 def node_key(node: str) -> str:

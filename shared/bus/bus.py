@@ -10,10 +10,11 @@ from functools import lru_cache
 from typing import Any, NoReturn, Self
 
 from shared.bus.atomic import Commits, value_of
-from shared.bus.connection import Connection, Handler, Listener, Listening
+from shared.bus.connection import Connection, Listener, Listening
 from shared.bus.credentials import credentials
 from shared.bus.endless import Told
-from shared.bus.follow import Follow, StoredHandler, Watch
+from shared.bus.follow import Follow, StoredAtOnce, StoredHandler, Watch
+from shared.bus.hearing import AtOnce, Handler
 from shared.bus.jetstream import JetStream, Stored, StoredMsg
 from shared.bus.msg import NOBODY, Msg, NoResponders
 from shared.bus.pull import Acks, Pull
@@ -67,12 +68,15 @@ class Bus:
 
     # --- core NATS: may be lost ---
 
-    async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Listening:
+    async def subscribe(
+        self, subject: str, handler: Handler, queue: str = "", at_once: AtOnce = lambda _: False
+    ) -> Listening:
         """Hear a full subject, one message at a time; returns once the server knows of it.
 
-        While the link is down it returns at once: the server hears of it with the reconnect.
+        While the link is down it returns at once: the server hears of it with the reconnect. ``at_once`` is asked
+        first, where nothing waits: whether it has handled the message.
         """
-        listening = await self.connection.subscribe(subject, handler, queue)
+        listening = await self.connection.subscribe(subject, handler, queue, at_once=at_once)
         if self.connection.is_up:
             with contextlib.suppress(OutcomeUnknownError):
                 await self.connection.round_trip()
@@ -156,10 +160,12 @@ class Bus:
         info = await self._js.info(named(stream, self.settings.prefix))
         return int(info["state"]["last_seq"])
 
-    async def pull(self, stream: str, durable: str, handler: StoredHandler) -> NoReturn:
-        """Work off a stream together with all who name the same ``durable``, until cancelled."""
+    async def pull(
+        self, stream: str, durable: str, handler: StoredHandler, at_once: StoredAtOnce = lambda _: False
+    ) -> NoReturn:
+        """Work off a stream together with all who name the same ``durable``, until cancelled; ``at_once`` as above."""
         name = named(stream, self.settings.prefix)
-        await Pull(self._js, name, durable, handler, self._told, self.ensure_streams).run()
+        await Pull(self._js, name, durable, handler, self._told, self.ensure_streams, at_once).run()
 
     def ack_token(self, message: StoredMsg) -> int:
         """The number under which ``ack`` knows a message of ``pull``."""

@@ -12,17 +12,22 @@ import itertools
 import re
 import ssl
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import nats.errors
 from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg as ClientMsg
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
+from nats.protocol.parser import Parser
 
 from shared.bus.credentials import Credentials
-from shared.bus.msg import NO_HEADERS, NOBODY, Headers, LinkEvent, Msg, NoResponders, ends, plain
+from shared.bus.hearing import AtOnce, Handler, Hearing
+from shared.bus.msg import NOBODY, LinkEvent, Msg, NoResponders, ends, plain
+from shared.bus.reading import Reader
 from shared.clock import Clock, SystemClock
 from shared.errors import BusError, OutcomeUnknownError, RefusedError, TooLargeError
 from shared.log import logger
@@ -38,32 +43,28 @@ HELD_MESSAGES = 4096
 HELD_BYTES = 4 * 1024 * 1024
 """What is kept of lossy messages while the link is down; the oldest go first, and are counted (case B8)."""
 PENDING_MESSAGES = 65_536
-PENDING_BYTES = 64 * 1024 * 1024
-"""What a subscription may be behind before the client drops its newest messages as a slow consumer."""
+"""What a subscription may be behind before its newest messages are dropped, as those of a slow consumer."""
 
 _REFUSED = re.compile(r'permissions violation for publish to "([^"]*)"')
-Handler = Callable[[Msg], Awaitable[None]]
 Listener = Callable[[LinkEvent], None]
 
 
-class Listening:
-    """A subscription that is on. ``working`` is the task that takes what it hears, where that is not the client's."""
+class Listening(Hearing):
+    """A subscription that is on."""
 
-    def __init__(self, subscription: Subscription, working: asyncio.Task[None] | None = None) -> None:
-        self._subscription = subscription
-        self._working = working
+    subscription: Subscription
 
     async def drain(self) -> None:
         """Take no more; returns when what had arrived was handled. A lost link makes it return at once."""
         with contextlib.suppress(nats.errors.Error):
-            await self._subscription.drain()  # type: ignore[no-untyped-call]  # its own annotations stop short
+            await self.subscription.drain()  # type: ignore[no-untyped-call]  # its own annotations stop short
+            await self.handled()
 
     async def stop(self) -> None:
         """Take no more and forget what is waiting."""
-        if self._working is not None:
-            self._working.cancel()
+        self.forget()
         with contextlib.suppress(nats.errors.Error):
-            await self._subscription.unsubscribe()
+            await self.subscription.unsubscribe()
 
 
 class PlainServerError(nats.errors.Error):
@@ -88,15 +89,16 @@ class _Client(Client):
 
     def __init__(self) -> None:
         super().__init__()
+        self._ps = _Parser(self)
         self._heard: dict[int, Callable[[Msg], None]] = {}
         self._pushing = False
 
-    async def hear(self, subject: str, handler: Callable[[Msg], None]) -> Subscription:
-        """A subscription whose messages are handed over at once, without a queue and a task."""
+    async def hear(self, subject: str, handler: Callable[[Msg], None], queue: str = "") -> Subscription:
+        """A subscription whose messages are handed over where they are read, without a queue and a task."""
         sid = self._sid + 1  # the client's next number
         self._heard[sid] = handler
         try:
-            return await self.subscribe(subject, cb=_never)
+            return await self.subscribe(subject, queue, cb=_never)
         except BaseException:
             self._heard.pop(sid, None)  # else the next one of that number would be heard here
             raise
@@ -105,12 +107,10 @@ class _Client(Client):
         self._heard.pop(sid, None)
         super()._remove_sub(sid, max_msgs)
 
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        hear = self._heard.get(sid)
-        if hear is None:
-            await super()._process_msg(sid, subject, reply, data, headers)
-        else:
-            hear(Msg(subject.decode(), data, reply.decode(), Headers(headers) if headers else NO_HEADERS))
+    def hand_over(self, sid: int, msg: Msg) -> None:
+        """A message of a subscription, if that is still on."""
+        if (hear := self._heard.get(sid)) is not None:
+            hear(msg)
 
     async def _send_publish(
         self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
@@ -161,10 +161,6 @@ class _Client(Client):
             raise PlainServerError("nats: the server does not encrypt, and our settings ask for it")
         await super()._process_info(info, initial_connection)
 
-    async def _process_headers(self, headers: bytes | None) -> Any:
-        """Read when somebody asks, and without the client's look at each character of a name."""
-        return Headers(headers) if headers else None
-
     def push(self) -> None:
         """What waits for the flusher goes out now; where it cannot, it is left to that."""
         if isinstance(self._transport, TcpTransport) and self.is_connected and self._pending:
@@ -178,6 +174,27 @@ class _Client(Client):
 
     def _writer(self) -> asyncio.StreamWriter | None:
         return getattr(self._transport, "_io_writer", None)
+
+
+class _Parser(Parser):
+    """The client's, for control lines alone."""
+
+    nc: _Client
+
+    def reset(self) -> None:
+        super().reset()
+        self._reader = Reader()
+
+    async def parse(self, data: bytes = b"") -> None:
+        try:
+            found = self._reader.take(data)
+        except (ValueError, IndexError):
+            raise nats.errors.ProtocolError("nats: malformed message") from None
+        for each in found:
+            if isinstance(each, bytes):
+                await super().parse(each)
+            else:
+                self.nc.hand_over(*each)
 
 
 async def _never(_: ClientMsg) -> None:
@@ -203,6 +220,7 @@ class Connection:
         self._told = ""
         self._waiting: dict[str, tuple[str, Callable[[Msg | BusError], None]]] = {}
         self._tokens = itertools.count(1)
+        self._listening = WeakSet[Listening]()
 
     # --- life ---
 
@@ -247,6 +265,8 @@ class Connection:
                 await self.round_trip()
         with contextlib.suppress(nats.errors.Error, OSError):
             await self._client.close()
+        for listening in self._listening:
+            listening.forget()
         self._fail_waiting("connection closed")
 
     @property
@@ -291,10 +311,6 @@ class Connection:
         if _cancelling():
             # an attempt that failed in the moment in which it was cancelled: the client would go on trying for ever
             raise asyncio.CancelledError
-        if isinstance(error, nats.errors.SlowConsumerError):
-            self.counters["slow_consumer"] += 1
-            self._listener(LinkEvent("slow_consumer", error.subject))
-            return
         self.counters["errors"] += 1
         text = str(error) or type(error).__name__
         if "permissions violation" in text:
@@ -319,39 +335,26 @@ class Connection:
     # --- hearing ---
 
     async def subscribe(
-        self, subject: str, handler: Handler, queue: str = "", limit: int = PENDING_MESSAGES
+        self,
+        subject: str,
+        handler: Handler,
+        queue: str = "",
+        limit: int = PENDING_MESSAGES,
+        at_once: AtOnce = lambda _: False,
     ) -> Listening:
         """Call ``handler`` with each message, one at a time; it survives reconnects and faults of the handler.
 
-        ``limit``: messages that may wait for it before the newest are dropped.
+        ``at_once`` is asked first, where nothing waits. ``limit``: messages that may wait for the handler before the
+        newest are dropped; 0 for much that the server itself holds back.
         """
+        listening = Listening(partial(self._guarded, handler), at_once, limit, self._too_slow)
+        listening.subscription = await self._client.hear(subject, listening.heard, queue)
+        self._listening.add(listening)
+        return listening
 
-        async def guarded(raw: ClientMsg) -> None:
-            await self._guarded(handler, Msg(raw.subject, raw.data, raw.reply, raw.headers or NO_HEADERS))
-
-        return Listening(await self._client.subscribe(subject, queue, guarded, None, 0, limit, PENDING_BYTES))
-
-    async def take(self, subject: str, handler: Handler, at_once: Callable[[Msg], bool] = lambda _: False) -> Listening:
-        """As ``subscribe``, for much that the server itself holds back: no limit, not the client's queue, no drain.
-
-        ``at_once`` is asked first, where nothing waits: whether it has handled the message, which then costs no task.
-        """
-        waiting, something = deque[Msg](), asyncio.Event()
-
-        def heard(msg: Msg) -> None:
-            with contextlib.suppress(Exception):  # met again by the handler, where it is counted and told
-                if not something.is_set() and at_once(msg):
-                    return
-            waiting.append(msg)
-            something.set()
-
-        async def work() -> None:
-            while await something.wait():
-                while waiting:
-                    await self._guarded(handler, waiting.popleft())
-                something.clear()
-
-        return Listening(await self._client.hear(subject, heard), asyncio.create_task(work()))
+    def _too_slow(self, subject: str) -> None:
+        self.counters["slow_consumer"] += 1
+        self._listener(LinkEvent("slow_consumer", subject))
 
     async def _guarded(self, handler: Handler, msg: Msg) -> None:
         try:

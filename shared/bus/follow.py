@@ -22,6 +22,8 @@ INACTIVE_S = 10
 _NS = 1_000_000_000
 
 StoredHandler = Callable[[StoredMsg], Awaitable[None]]
+StoredAtOnce = Callable[[StoredMsg], bool]
+"""Whether it has taken a message, without a wait."""
 Idle = Callable[[], Awaitable[None]]
 """Called when the server says that it has nothing to say."""
 
@@ -46,7 +48,7 @@ class _Session:
         stream: str,
         handler: StoredHandler,
         idle: Idle,
-        at_once: Callable[[StoredMsg], bool] = lambda _: False,
+        at_once: StoredAtOnce = lambda _: False,
     ) -> None:
         self._stream = stream
         self._handler = handler
@@ -61,7 +63,7 @@ class _Session:
         connection = self._js.connection
         lost = connection.lost
         inbox = connection.new_inbox()
-        listening = await connection.take(inbox, self._on_message, self._taken_at_once)
+        listening = await connection.subscribe(inbox, self._on_message, limit=0, at_once=self._taken_at_once)
         try:
             usual = {
                 "deliver_subject": inbox,

@@ -139,7 +139,7 @@ class JetStream:
                 ended.set_result(msg)
 
         inbox = self.connection.new_inbox()
-        listening = await self.connection.take(inbox, take)
+        listening = await self.connection.subscribe(inbox, take, limit=0)
         try:
             while True:
                 seq = found[-1].seq + 1 if found else max(1, start_seq)

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from shared.bus.endless import Endless, Mend, Told
-from shared.bus.follow import StoredHandler, stored
+from shared.bus.follow import StoredAtOnce, StoredHandler, stored
 from shared.bus.jetstream import ApiError, JetStream
 from shared.bus.msg import Msg
 from shared.bus.pulse import HEARTBEAT_S, Pulse
@@ -58,10 +58,12 @@ class Pull(Endless):
         handler: StoredHandler,
         told: Told,
         mend: Mend,
+        at_once: StoredAtOnce = lambda _: False,
     ) -> None:
         super().__init__(js, stream, told, mend)
         self._durable = durable
         self._handler = handler
+        self._at_once = at_once
 
     async def once(self) -> str:
         await self._create()
@@ -89,9 +91,9 @@ class Pull(Endless):
         """Pull after pull on one link; returns why it had to end."""
         connection = self._js.connection
         lost = connection.lost
-        request = _Request(self._handler)
+        request = _Request(self._handler, self._at_once)
         inbox = connection.new_inbox()
-        listening = await connection.take(f"{inbox}.*", request.on_message)
+        listening = await connection.subscribe(f"{inbox}.*", request.on_message, limit=0, at_once=request.at_once)
         try:
             for number in itertools.count(1):
                 request.begin()
@@ -108,8 +110,9 @@ class Pull(Endless):
 class _Request:
     """One request for a batch: it ends when it is full, runs out, or something is wrong."""
 
-    def __init__(self, handler: StoredHandler) -> None:
+    def __init__(self, handler: StoredHandler, at_once: StoredAtOnce) -> None:
         self._handler = handler
+        self._at_once = at_once
         self._left = 0
         self._pulse = Pulse()
 
@@ -121,6 +124,13 @@ class _Request:
         """ "" when the next one may follow, else why not."""
         return await self._pulse.until_end(lost)
 
+    def at_once(self, msg: Msg) -> bool:
+        if not msg.body or not self._at_once(stored(msg)[0]):
+            return False
+        self._pulse.word()
+        self._handled()
+        return True
+
     async def on_message(self, msg: Msg) -> None:
         self._pulse.word()
         if msg.status:
@@ -130,9 +140,12 @@ class _Request:
             with self._pulse.handling():
                 await self._handler(stored(msg)[0])
         finally:
-            self._left -= 1
-            if self._left == 0:
-                self._pulse.end("")
+            self._handled()
+
+    def _handled(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._pulse.end("")
 
     def _on_status(self, msg: Msg) -> None:
         if msg.status in {"404", "408"} or (msg.status == "409" and "Batch Completed" in msg.description):

@@ -20,7 +20,7 @@ async def backup(js: JetStream, stream: str, write: Callable[[bytes], object]) -
     """
     chunks: asyncio.Queue[Msg] = asyncio.Queue()
     inbox = js.connection.new_inbox()
-    listening = await js.connection.take(inbox, chunks.put)
+    listening = await js.connection.subscribe(inbox, chunks.put, limit=0)
     try:
         asked = {"deliver_subject": inbox, "no_consumers": True, "chunk_size": CHUNK_BYTES, "jsck": True}
         made = await js.call(f"STREAM.SNAPSHOT.{stream}", asked)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from enum import StrEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -165,7 +166,9 @@ class PlaceRequest(Message):
 
     @classmethod
     def from_json(cls, body: bytes) -> Self:
-        """A small body is read once, also where its stored copy comes as well."""
+        """A small body is read once, also where its stored copy comes as well; those that differ from it in the id
+        alone share all else that it says.
+        """
         return _read(cls, body) if len(body) <= SMALL_BYTES else cls._checked(body)
 
     @classmethod
@@ -189,27 +192,73 @@ class PlaceRequest(Message):
 
         Nor does what is as it would be unsaid: a field that a later version adds leaves the hashes in the ledger valid.
         """
-        content = self.model_dump(mode="json", exclude={"request_id", "candidates"}, exclude_defaults=True)
+        return self.content_hash
+
+    @cached_property
+    def content_hash(self) -> str:
+        content = self.model_dump(mode="json", exclude=_NO_CONTENT, exclude_defaults=True)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        made = super().model_copy(update=update, deep=deep)
+        if update and not update.keys() <= _NO_CONTENT:
+            made.__dict__.pop("content_hash", None)
+        return made
+
+
+_NO_CONTENT = {"request_id", "candidates"}
 
 SMALL_BYTES = 4096
-"""Bodies up to it are remembered as they were read, the last 256 of them: a few MiB at most."""
+"""Bodies up to it are remembered as they were read, the last 256 of them and of what they say beside their id: a few
+MiB at most."""
+
+_ID = re.compile(rb'"request_id"\s*:\s*"([ !#-\[\]-~]{1,253})"')
+"""With a name that stands as it is in JSON and that needs no further look."""
 
 
 @lru_cache(maxsize=256)
 def _read(model: type[PlaceRequest], body: bytes) -> Any:
-    return model._checked(body)  # noqa: SLF001  # its own
+    before, name, after = _apart(body)
+    first = _first(model, before, after)
+    if first:
+        return first[0].model_copy(update={"request_id": name.decode()})
+    request = model._checked(body)  # noqa: SLF001  # its own
+    if name and request.request_id == name.decode():
+        first.append(request)
+    return request
+
+
+@lru_cache(maxsize=256)
+def _first(model: type[PlaceRequest], before: bytes, after: bytes) -> list[PlaceRequest]:
+    """The first request that says what stands around an id, once it is there."""
+    del model, before, after
+    return []
+
+
+def _apart(body: bytes) -> tuple[bytes, bytes, bytes]:
+    """What stands before the id, the id, and what stands behind it. No id unless it is plain that it is this one: a
+    variable in ``env`` may have that name, and a name can be written with escapes.
+    """
+    said_once = body.count(b'request_id"') == 1 and b"\\u00" not in body
+    parts = _ID.split(body, 1) if said_once else []
+    return (parts[0], parts[1], parts[2]) if parts[1:] else (body, b"", b"")
 
 
 def unknown_fields(body: bytes, model: type[Message] = PlaceRequest) -> list[str]:
     """Names in a valid body that this version ignores; they come back as warnings, so that a typo is not silent."""
-    return list(_unknown(body, model) if len(body) <= SMALL_BYTES else _unknown.__wrapped__(body, model))
+    if len(body) > SMALL_BYTES:
+        return _unknown(body, model)
+    before, name, after = _apart(body)
+    return list(_unknown_around(before, after, model, bool(name)))
 
 
 @lru_cache(maxsize=256)
-def _unknown(body: bytes, model: type[Message]) -> tuple[str, ...]:
-    return tuple(sorted(set(json.loads(body)) - set(model.model_fields)))
+def _unknown_around(before: bytes, after: bytes, model: type[Message], has_id: bool) -> tuple[str, ...]:
+    return tuple(_unknown(before + (b'"request_id":""' if has_id else b"") + after, model))
+
+
+def _unknown(body: bytes, model: type[Message]) -> list[str]:
+    return sorted(set(json.loads(body)) - set(model.model_fields))
 
 
 class Placement(Message):

@@ -28,9 +28,13 @@ class Inbox:
         if len(self._events) >= self._limit:
             self._room.clear()
 
+    @property
+    def has_room(self) -> bool:
+        return self._room.is_set()
+
     def offer(self, event: object) -> bool:
         """Put it in if there is room; says whether it is in."""
-        if has_room := self._room.is_set():
+        if has_room := self.has_room:
             self.post(event)
         return has_room
 

@@ -46,14 +46,17 @@ class Intake:
 
     async def subscribe(self) -> Listening:
         """For requests and core messages."""
-        on_message = self._on_request if self._listen.kind == "request" else self._on_core
-        return await self._shell.bus.subscribe(self._subject, on_message, self._listen.queue or "")
+        requests = self._listen.kind == "request"
+        on_message, at_once = (self._on_request, self._request_at_once) if requests else (self._on_core, _never)
+        return await self._shell.bus.subscribe(self._subject, on_message, self._listen.queue or "", at_once)
 
     async def follow(self, start_seq: int) -> None:
         await self._shell.bus.follow(_needed(self._listen.stream), self._subject, start_seq, self._on_stored)
 
     async def pull(self) -> None:
-        await self._shell.bus.pull(_needed(self._listen.stream), _needed(self._listen.durable), self._on_work)
+        await self._shell.bus.pull(
+            _needed(self._listen.stream), _needed(self._listen.durable), self._on_work, self._work_at_once
+        )
 
     async def watch(self, replayed: Callable[[], None]) -> None:
         async def on_event(event: KeyChanged | WatchReplayed) -> None:
@@ -65,24 +68,31 @@ class Intake:
 
     # --- requests ---
 
+    def _request_at_once(self, msg: Msg) -> bool:
+        """Where it is read: one that is right while there is room. All others are the handler's."""
+        if not self._shell.inbox.has_room or self._shell.bus.subjects.reply_refused(msg.reply):
+            return False
+        message = self._read(msg.body)
+        self._began(msg.reply)
+        return self._shell.inbox.offer(self._received(msg, message, msg.reply))
+
     async def _on_request(self, msg: Msg) -> None:
         shell, reply = self._shell, msg.reply
-        endpoint = shell.discovery.endpoints[self._listen.subject]
         if reply and shell.bus.subjects.reply_refused(reply):
             shell.count("reply_refused")
             reply = ""
-        shell.discovery.began(endpoint, reply, shell.clock.now_us())
+        endpoint = self._began(reply)
         try:
-            message = self._decoded_request(msg.body)
+            message = self._read(msg.body)
         except FieldError as fault:
             await self._refuse(msg, reply, endpoint, fault)
             return
         await shell.inbox.put(self._received(msg, message, reply))
 
-    def _decoded_request(self, body: bytes) -> Message:
-        model = self._listen.model
-        assert model is not None, f"{self._listen.subject}: a request needs a model"
-        return model.from_json(body)
+    def _began(self, reply: str) -> Endpoint:
+        endpoint = self._shell.discovery.endpoints[self._listen.subject]
+        self._shell.discovery.began(endpoint, reply, self._shell.clock.now_us())
+        return endpoint
 
     async def _refuse(self, msg: Msg, reply: str, endpoint: Endpoint, fault: FieldError) -> None:
         shell = self._shell
@@ -116,6 +126,12 @@ class Intake:
         if message is not None:
             await self._shell.inbox.put(self._stored(stored, message, 0))
 
+    def _work_at_once(self, stored: StoredMsg) -> bool:
+        if not self._shell.inbox.has_room:
+            return False
+        message = self._read(stored.body)
+        return self._shell.inbox.offer(self._stored(stored, message, self._shell.bus.ack_token(stored)))
+
     async def _on_work(self, stored: StoredMsg) -> None:
         token = self._shell.bus.ack_token(stored)
         message = self._decoded(stored.subject, stored.body)
@@ -126,15 +142,19 @@ class Intake:
 
     def _decoded(self, subject: str, body: bytes) -> Message | None:
         """None for what is malformed: counted, logged, skipped."""
-        model = self._listen.model
-        assert model is not None, f"{self._listen.subject}: needs a model"
         try:
-            # a stream may hold large batches of our own; the server's limit bounds them
-            return model.trusted(body) if self._listen.kind == "stream" else model.from_json(body)
+            return self._read(body)
         except FieldError as fault:
             self._shell.count(f"malformed.{self._listen.subject}")
             self._shell.log.info("malformed message skipped", subject=subject, fault=str(fault))
             return None
+
+    def _read(self, body: bytes) -> Message:
+        """Raises FieldError."""
+        model = self._listen.model
+        assert model is not None, f"{self._listen.subject}: needs a model"
+        # a stream may hold large batches of our own; the server's limit bounds them
+        return model.trusted(body) if self._listen.kind == "stream" else model.from_json(body)
 
     def _received(self, msg: Msg, message: Message, reply: str) -> Received:
         return Received(
@@ -176,3 +196,7 @@ def request_id_of(body: bytes) -> str | None:
 def _needed(value: str | None) -> str:
     assert value is not None, "a stream listen names its stream, a work listen also its durable"
     return value
+
+
+def _never(_: Msg) -> bool:
+    return False

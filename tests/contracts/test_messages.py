@@ -107,6 +107,35 @@ def test_what_was_found_is_cut_and_made_visible_before_it_goes_into_a_reply() ->
     assert (found[:8], len(found) <= 201 + 3) == ("\\x1b[31m", True)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        '{"request_id": "ID", "command": ["a", "\\\\ \\" request_id"], "more": 1, "env": {"request": "id"}}',
+        '{"name": "\u00e9", "command": ["a"], "request_id" :\t"ID", "more": {"request_ids": 1}}',
+        '{"env": {"request_id": "ID"}, "command": ["a"], "request_id": "a", "more": 1}',
+        '{"env": {"request_id": "ID"}, "command": ["a"], "request\\u005fid": "a", "more": 1}',
+        '{"env": {"request_id": "ID"}, "command": ["a"], "more": 1}',
+        '{"request_id": "ID", "command": ["a"], "request_id": "a", "more": 1}',
+        '{"request_id": "a\\/b", "command": ["a"], "env": {"request_id": "ID"}, "more": 1}',
+    ],
+)
+@pytest.mark.parametrize("names", [("a", "b", "c"), ("x y.z", "a/b", "a\\/b"), ("\u00e9", "\\u00e9", "q")])
+def test_requests_that_share_what_they_say_beside_their_id_say_it_each(said: str, names: tuple[str, ...]) -> None:
+    for name in (*names, *names):
+        body = said.replace("ID", name).encode()
+        alone, read = PlaceRequest.model_validate_json(body), PlaceRequest.from_json(body)
+        assert (alone, alone.body_hash(), alone.to_json()) == (read, read.body_hash(), read.to_json())
+        assert unknown_fields(body) == ["more"]
+
+
+def test_the_hash_of_a_copy_is_that_of_what_it_says() -> None:
+    one = PlaceRequest.from_json(with_fields(request_id="a"))
+    one.body_hash()
+    same, other = (one.model_copy(update=change) for change in ({"request_id": "b"}, {"cpu_milli": 7, "env": {}}))
+    assert one.body_hash() == same.body_hash()
+    assert other.body_hash() == PlaceRequest.from_json(with_fields(request_id="a", cpu_milli=7, env={})).body_hash()
+
+
 def test_a_request_is_the_same_whatever_its_candidates_and_its_id() -> None:
     one = PlaceRequest.from_json(with_fields(request_id="a", candidates=["n1"]))
     other = PlaceRequest.from_json(with_fields(request_id="b", candidates=["n1", "n2"]))

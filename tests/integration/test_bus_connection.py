@@ -136,8 +136,8 @@ async def test_B21_a_subscription_hears_again_after_a_restart(bus: Bus, nats_ser
     await until(lambda: ear.bodies == [b"after"])
 
 
-@pytest.mark.parametrize("way", ["subscribe", "take"])
-async def test_B24_a_handler_that_raises_or_is_cancelled_does_not_end_its_subscription(bus: Bus, way: str) -> None:
+@pytest.mark.parametrize("limit", [0, 100])
+async def test_B24_a_handler_that_raises_or_is_cancelled_does_not_end_its_subscription(bus: Bus, limit: int) -> None:
     seen: list[bytes] = []
 
     async def handler(msg: Msg) -> None:
@@ -147,7 +147,7 @@ async def test_B24_a_handler_that_raises_or_is_cancelled_does_not_end_its_subscr
         if msg.body == b"cancel":
             raise asyncio.CancelledError
 
-    listening = await getattr(bus.connection, way)("rt.x", handler)
+    listening = await bus.connection.subscribe("rt.x", handler, limit=limit)
     for body in (b"raise", b"cancel", b"last"):
         await bus.publish("rt.x", body)
     await until(lambda: len(seen) == 3)
@@ -159,7 +159,7 @@ async def test_what_is_taken_comes_in_order_over_a_reconnect_and_not_after_the_s
     bus: Bus, nats_server: NatsServer
 ) -> None:
     ear = Ear()
-    listening = await bus.connection.take("rt.x", ear)
+    listening = await bus.connection.subscribe("rt.x", ear, limit=0)
     await bus.publish("rt.x", b"before")
     await until(lambda: ear.bodies == [b"before"])
     nats_server.kill()
@@ -174,6 +174,33 @@ async def test_what_is_taken_comes_in_order_over_a_reconnect_and_not_after_the_s
     await bus.publish("rt.x", b"late")
     await bus.connection.round_trip()
     assert b"late" not in ear.bodies
+
+
+async def test_what_is_not_handled_at_once_is_the_handlers_and_nothing_overtakes_it(bus: Bus) -> None:
+    seen: list[tuple[str, bytes]] = []
+
+    async def handler(msg: Msg) -> None:
+        await asyncio.sleep(0)
+        seen.append(("later", msg.body))
+
+    def at_once(msg: Msg) -> bool:
+        if msg.body == b"raise":
+            raise ValueError("a bug")
+        if msg.body != b"no":
+            seen.append(("at once", msg.body))
+        return msg.body != b"no"
+
+    listening = await bus.connection.subscribe("rt.x", handler, at_once=at_once)
+    for body in (b"1", b"no", b"2", b"raise"):
+        await bus.publish("rt.x", body)
+    await until(lambda: len(seen) == 4)
+    await bus.publish("rt.x", b"raise")
+    await until(lambda: len(seen) == 5)
+    await bus.publish("rt.x", b"3")
+    await until(lambda: len(seen) == 6)
+    expected = [("at once", b"1"), *[("later", body) for body in (b"no", b"2", b"raise", b"raise")], ("at once", b"3")]
+    assert expected == seen
+    await listening.stop()
 
 
 async def test_B3_draining_a_subscription_handles_what_had_arrived(bus: Bus) -> None:

@@ -87,8 +87,10 @@ class GroupCommit:
         return tuple(taken)
 
     def _may_take(self, taken: int) -> bool:
+        if not self._waiting:
+            return False
         blocked = self.in_flight is not None or self._conflicts >= MOST_CONFLICTS
-        return bool(self._waiting) and not blocked and taken < self._limit
+        return taken < self._limit and not blocked
 
     def begin(
         self, intents: tuple[Intent, ...], draft: Draft, writes: tuple[Write, ...], effects: list[Effect]

@@ -129,10 +129,11 @@ class Core:
         handler = self._handlers.get(type(event))
         if handler is not None:
             handler(event)
-        if self.commits.ready and any(isinstance(effect, Reply) for effect in self._effects):
-            self._effects.append(PlanNext())
-        else:
-            self._pump()
+        if self.commits.ready:
+            if any(isinstance(effect, Reply) for effect in self._effects):
+                self._effects.append(PlanNext())
+            else:
+                self._pump()
         effects, self._effects = self._effects, []
         return effects
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 
 from services.placer.core.records import HOLDING, NO_STATES, holders, overall, reservation_of
-from shared.messages import SHARE_WHOLE_MICRO, ReplicaRecord, RequestRecord, Reservation, State, Which
+from shared.messages import SHARE_WHOLE_MICRO, ReplicaRecord, RequestRecord, Reservation, State
 
+_which = attrgetter("request_id", "replica", "generation")
 _FROM_REPLICAS = frozenset({State.QUEUED, State.HELD, State.PLACED, State.STARTED, State.WAITING, State.STOPPING})
 
 
 def record_faults(record: RequestRecord) -> Iterator[str]:
     """A request is in exactly one state, which follows from its replicas; a final one holds nothing."""
-    name = record.request_id
+    name, final = record.request_id, record.state.final
     for each in record.replicas:
         if (each.state in HOLDING) != (each.node is not None):
             yield f"{name}: replica {each.replica} is {each.state} on {each.node}"
-        if record.state.final and (each.state in HOLDING or each.leaving is not None):
+        if final and (each.state in HOLDING or each.leaving is not None):
             yield f"{name}: {record.state}, but replica {each.replica} is {each.state} and leaves {each.leaving}"
         if _moves_wrongly(each):
             yield f"{name}: replica {each.replica} is {each.state}, moves to {each.to} and leaves {each.leaving}"
@@ -25,7 +28,7 @@ def record_faults(record: RequestRecord) -> Iterator[str]:
     numbers = [step.number for step in record.steps]
     if not numbers or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
         yield f"{name}: steps {numbers}"
-    elif (last := _last_state(record)) not in {None, record.state}:
+    elif (last := _last_state(record)) is not None and last != record.state:
         yield f"{name}: {record.state}, but its last step is {last}"
 
 
@@ -39,24 +42,26 @@ def _moves_wrongly(replica: ReplicaRecord) -> bool:
 
 def _last_state(record: RequestRecord) -> str | None:
     """None where the steps that are kept say no state."""
-    return next((step.state for step in reversed(record.steps) if step.state not in NO_STATES), None)
+    for step in reversed(record.steps):
+        if step.state not in NO_STATES:
+            return step.state
+    return None
 
 
 def node_faults(node: str, reservations: Iterable[Reservation]) -> Iterator[str]:
     """No device is over-committed by reservations of this ledger, and nothing is reserved twice."""
-    share: dict[str, int] = {}
-    seen: dict[Which, int] = {}
-    for each in reservations:
-        if each.container is None:
-            for device in each.devices:
-                share[device] = share.get(device, 0) + each.share_micro
-            seen[each.which] = seen.get(each.which, 0) + 1
-    yield from (
-        f"{node}: {device} promises {total} of {SHARE_WHOLE_MICRO}"
-        for device, total in share.items()
-        if total > SHARE_WHOLE_MICRO
-    )
-    yield from (f"{node}: {held} reserved {times} times" for held, times in seen.items() if times > 1)
+    ours = [each for each in reservations if each.container is None]
+    share = defaultdict[str, int](int)
+    for each in ours:
+        for device in each.devices:
+            share[device] += each.share_micro
+    if max(share.values(), default=0) > SHARE_WHOLE_MICRO:
+        for device, total in share.items():
+            if total > SHARE_WHOLE_MICRO:
+                yield f"{node}: {device} promises {total} of {SHARE_WHOLE_MICRO}"
+    held = list(map(_which, ours))
+    if len(set(held)) < len(held):
+        yield from (f"{node}: {which} reserved {times} times" for which, times in Counter(held).items() if times > 1)
 
 
 def ledger_faults(records: Mapping[str, RequestRecord], nodes: Mapping[str, tuple[Reservation, ...]]) -> Iterator[str]:
