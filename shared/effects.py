@@ -1,7 +1,8 @@
 """What a core may ask of its shell, and what every core may hear from it: plain data, no I/O.
 
 A core is ``handle(event, now_us) -> list[effect]``. Publish, Emit, Reply, Ack and ReadFrom are carried out inline, in
-order; every other effect is slow, runs as a task of the shell, and ends in an event, also when it fails.
+order; every other effect is slow, runs as a task of the shell, and ends in an event, also when it fails. What is made
+many times for each request is a NamedTuple: a frozen dataclass takes three times as long to make.
 """
 
 from __future__ import annotations
@@ -51,8 +52,7 @@ class Unread:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class KeyChanged:
+class KeyChanged(NamedTuple):
     """A key of a watched bucket has a new value; None means deleted. The same revision may come twice."""
 
     bucket: str
@@ -117,8 +117,7 @@ class Draining:
 # --- effects ---
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(NamedTuple):
     """An event that may not be lost: stored in RT_EVENTS, at least once, in order per subject.
 
     ``event_id`` derives from what happened, so that a repeat has the same; it is ``ce-id`` and ``Nats-Msg-Id``.
@@ -133,16 +132,14 @@ class Publish:
     chained: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Emit:
+class Emit(NamedTuple):
     """A message that may be lost (metrics)."""
 
     subject: str
     body: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """The one answer to a request; ``error`` is (code, text) for the headers of the NATS services convention."""
 
     to: str
@@ -150,8 +147,7 @@ class Reply:
     error: tuple[int, str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(NamedTuple):
     """A work-queue message is dealt with; ``delay_us`` set: deliver it again after that."""
 
     token: int
@@ -166,8 +162,7 @@ class ReadFrom:
     start_seq: int
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(NamedTuple):
     """One key of a commit: its new value (None deletes) and the revision it must have now (0 = absent).
 
     ``fence``: the key that must have that revision instead, such as a lease; only where nothing else is written.

@@ -8,7 +8,7 @@ of the same trackers agree. Another key says what P is: the same that held the o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
@@ -147,7 +147,7 @@ class Shares:
 
     def layout(self, counted_seq: int) -> tuple[Write, ...]:
         """Says it anew. All leases are written too, so that nobody who holds one by an older layout can write."""
-        layout = replace(self._layout.renewal(), value=self._layout_value())
+        layout = self._layout.renewal()._replace(value=self._layout_value())
         return (layout, *self._free_leases(counted_seq))
 
     def _layout_value(self) -> bytes:
@@ -196,7 +196,7 @@ class Shares:
 
     def lives(self) -> Write:
         """Goes into each batch; the server deletes it when we have said nothing for long."""
-        return replace(self._lives.renewal(), ttl_s=2 + 2 * self.lease_us // 1_000_000)
+        return self._lives.renewal()._replace(ttl_s=2 + 2 * self.lease_us // 1_000_000)
 
     def lived(self, revision: int, now_us: int) -> None:
         self._lives.renewed(revision, now_us)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 from services.deadline_tracker.culprits import Scene, causes
@@ -123,7 +122,7 @@ class Suspects:
         if not sane(begin_us, at_us, 0):
             return effect
         because = self._because(kept, batch.start_id, event.container, (begin_us, at_us), running)
-        return replace(effect, body=event.model_copy(update={"because": because}))
+        return effect._replace(body=event.model_copy(update={"because": because}))
 
     def noisy(self, node: str, watermark_us: int, running: Running) -> Iterator[tuple[str, Cause]]:
         """Containers that a neighbour is found to slow down by the tasks up to the watermark, and that neighbour."""

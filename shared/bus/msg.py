@@ -60,14 +60,19 @@ def _parsed(raw: bytes) -> dict[str, str]:
     return found | {name.strip(): value.strip() for name, colon, value in lines if colon}
 
 
+def written(headers: Mapping[str, str]) -> bytes | None:
+    """Headers as they are sent; None where a name or a value needs the client's care."""
+    if not _plain_names(tuple(headers)):
+        return None
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if not lines.count("\r") == len(headers) == lines.count("\n"):
+        return None
+    return f"NATS/1.0\r\n{lines}\r\n".encode()
+
+
 @lru_cache(maxsize=1024)
-def _plain_name(name: str) -> bool:
-    return bool(_NAME.fullmatch(name))
-
-
-def plain(headers: Mapping[str, str]) -> bool:
-    """Whether nothing of what is to be sent needs the client's care."""
-    return all(map(_plain_name, headers)) and "\n" not in (values := "".join(headers.values())) and "\r" not in values
+def _plain_names(names: tuple[str, ...]) -> bool:
+    return all(map(_NAME.fullmatch, names))
 
 
 class Msg(NamedTuple):

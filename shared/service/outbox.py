@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from shared.bus import ApiError, Bus, Stored, event_headers
 from shared.effects import Publish
@@ -24,8 +23,7 @@ _LOOKS = 4
 """Within the time that an answer may take: how often it is looked for those that took longer."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
+class _Item(NamedTuple):
     event: Publish
     body: bytes
     at_us: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.bus.msg import Headers, Msg
+from shared.bus.msg import Headers, Msg, written
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,15 @@ def test_only_what_has_no_body_has_a_status() -> None:
     headers = Headers(b"NATS/1.0 409 Leadership Change\r\n\r\n")
     assert ("409", "") == (Msg("s", b"", "", headers).status, Msg("s", b"body", "", headers).status)
     assert ("Leadership Change", "") == (Msg("s", b"", "", headers).description, Msg("s", b"").status)
+
+
+def test_headers_are_written_as_they_are_read() -> None:
+    headers = {"Nats-Msg-Id": "ledger/ä b/1", "ce-specversion": "1.0"}
+    block = written(headers)
+    assert block is not None
+    assert headers == dict(Headers(block))
+
+
+@pytest.mark.parametrize("headers", [{"a": "b\r\nc: d"}, {"a": "b\n"}, {"a": "\r"}, {"a: b\r\nc": "d"}, {"": "b"}])
+def test_what_would_be_other_headers_is_left_to_the_client(headers: dict[str, str]) -> None:
+    assert written(headers) is None

@@ -167,7 +167,7 @@ def missed(container: str = "c0") -> Publish:
 def warned() -> Publish:
     said = missed()
     assert isinstance(said.body, DeadlineEvent)
-    return replace(said, body=said.body.model_copy(update={"kind": "at_risk", "task": None, "ring": None}))
+    return said._replace(body=said.body.model_copy(update={"kind": "at_risk", "task": None, "ring": None}))
 
 
 def because(found: Suspects, told: TaskBatch, begin_us: int, end_us: int | None, container: str = "c0") -> list[str]:
