@@ -387,14 +387,15 @@ class Connection:
         While the link is down it is held, within bounds; without ``hold`` it is dropped: what belongs to this link
         alone (asking for the next batch, flow control) would bring messages to an inbox that is gone.
         """
+        if self._client.say(subject, reply, body, headers):
+            return
         if self._client.is_connected:
             await self._send(subject, body, reply, headers)
         elif hold:
             self._hold(subject, body, reply, headers)
 
     async def _send(self, subject: str, body: bytes, reply: str, headers: Mapping[str, str] | None) -> None:
-        if self._client.say(subject, reply, body, headers):
-            return
+        """What may wait or be refused."""
         before = _cancelling()
         try:
             await self._client.publish(subject, body, reply, dict(headers) if headers else None)
@@ -454,8 +455,10 @@ class Connection:
         """
         token = str(next(self._tokens))
         self._waiting[token] = (subject, then)
+        reply = f"{self._inbox}.{token}"
         try:
-            await self._send(subject, body, f"{self._inbox}.{token}", headers)
+            if not self._client.say(subject, reply, body, headers):
+                await self._send(subject, body, reply, headers)
         except BaseException:
             self.forget(token)
             raise

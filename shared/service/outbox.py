@@ -122,7 +122,8 @@ class Outbox:
         if event.chained and (expected_last := self._chains.get(line.subject)) is None:
             self._group.create_task(self._look(line))
             return
-        await self._bus.connection.wait_up()
+        if not self._bus.connection.is_up:
+            await self._bus.connection.wait_up()
         self._asked_s[line] = self._loop.time()
         try:
             headers = event_headers(event.event_id, event.event_type, self._source, item.at_us, expected_last)
