@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from pydantic import Field
 
-from shared.messages.base import Message, Name
+from shared.messages.base import Message, Name, Own
 from shared.messages.place import Kind, PlaceRequest, Pod, Realtime, Reason, State
 
 SHARE_WHOLE_MICRO = 1_000_000
@@ -41,7 +41,7 @@ Which = tuple[str, int, int]
 """Request id, replica, generation: one placement of one replica, and so its container."""
 
 
-class Reservation(Message):
+class Reservation(Own):
     """What one replica holds on one node, all of it, so that it can be rebuilt from a container's labels."""
 
     request_id: Name
@@ -68,14 +68,14 @@ class Reservation(Message):
         return (self.request_id, self.replica, self.generation)
 
 
-class NodeReservations(Message):
+class NodeReservations(Own):
     """Key ``node.<node>``: that node's reservations, from all placers."""
 
     node: Name
     reservations: tuple[Reservation, ...] = ()
 
 
-class Step(Message):
+class Step(Own):
     """One thing that happened to a request; its event's id is (ledger id, request, number)."""
 
     number: int
@@ -102,7 +102,7 @@ class Site(Message):
     """What is reserved there, where that is not what the replica has."""
 
 
-class ReplicaRecord(Message):
+class ReplicaRecord(Own):
     """One replica of a request. ``state`` is one of State; ``node`` None where it holds nothing."""
 
     replica: int
@@ -142,7 +142,7 @@ class RoomMade(Message):
     """The request of which a replica moved last."""
 
 
-class RequestRecord(Message):
+class RequestRecord(Own):
     """Key ``request.<request id>``."""
 
     request_id: Name
@@ -190,7 +190,7 @@ def container_name(ledger_id: str, request_id: str, replica: int, generation: in
     return f"laxity-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
 
-class ContainerLabels(Message):
+class ContainerLabels(Own):
     """What a container carries: enough to rebuild its reservation, and to judge its tasks, without the ledger."""
 
     container: Name
