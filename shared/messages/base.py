@@ -70,7 +70,7 @@ class Message(BaseModel):
             return super().model_copy(update=update, deep=True)
         made, changes = self.__new__(type(self)), update or {}
         _set(made, "__dict__", {**self.__dict__, **changes})
-        _set(made, "__pydantic_fields_set__", self.__pydantic_fields_set__ | changes.keys())
+        _set(made, "__pydantic_fields_set__", self.__pydantic_fields_set__.union(changes))
         _set(made, "__pydantic_extra__", None)
         _set(made, "__pydantic_private__", None)
         return made
