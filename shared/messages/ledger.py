@@ -6,6 +6,7 @@ import hashlib
 from functools import lru_cache
 
 from pydantic import Field
+from pydantic_core import to_json
 
 from shared.messages.base import Message, Name, Own
 from shared.messages.place import Kind, PlaceRequest, Pod, Realtime, Reason, State
@@ -44,6 +45,8 @@ Which = tuple[str, int, int]
 class Reservation(Own):
     """What one replica holds on one node, all of it, so that it can be rebuilt from a container's labels."""
 
+    __slots__ = ("_said",)
+
     request_id: Name
     replica: int
     generation: int
@@ -67,12 +70,23 @@ class Reservation(Own):
     def which(self) -> Which:
         return (self.request_id, self.replica, self.generation)
 
+    def to_json(self) -> bytes:
+        """Written once: its node's key is written again whenever another comes or goes."""
+        said: bytes | None = getattr(self, "_said", None)
+        if said is None:
+            object.__setattr__(self, "_said", said := super().to_json())
+        return said
+
 
 class NodeReservations(Own):
     """Key ``node.<node>``: that node's reservations, from all placers."""
 
     node: Name
     reservations: tuple[Reservation, ...] = ()
+
+    def to_json(self) -> bytes:
+        held = b",".join([each.to_json() for each in self.reservations])
+        return b'{"node":%b,"reservations":[%b]}' % (to_json(self.node), held)
 
 
 class Step(Own):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from shared.errors import FieldError
-from shared.messages import ReplicaRecord, Step
+from shared.messages import NodeReservations, ReplicaRecord, Reservation, Step
 from shared.messages.base import Message, Own
 from tests.placer_world import SECOND, World, led
 
@@ -22,6 +22,7 @@ def test_all_that_a_placer_tells_and_writes_would_pass_the_check() -> None:
     for each in said:
         assert each == type(each).trusted(each.to_json()), each
         assert each.model_fields_set == type(each).trusted(each.to_json()).model_fields_set, each
+        assert each.to_json() == each.model_dump_json(exclude_unset=True).encode()
 
 
 def _said(world: World) -> Iterator[Message]:
@@ -60,6 +61,20 @@ def test_what_is_not_said_has_its_default_and_stays_unsaid() -> None:
 
     assert (made, made.detail, made.model_fields_set) == (read, None, read.model_fields_set)
     assert made.to_json() == read.to_json()
+
+
+def test_a_node_says_what_its_reservations_are_by_now() -> None:
+    """Each is written once; one that was changed is another."""
+    one = Reservation.from_json(
+        b'{"request_id":"\xc3\xa4","replica":0,"generation":1,"devices":["d"],"share_micro":1,"device_memory_mib":0,'
+        b'"cpu_milli":100,"memory_mib":0,"realtime":null}'
+    )
+    before = NodeReservations(node='a "node"', reservations=(one, one))
+    assert before == NodeReservations.from_json(before.to_json())
+
+    after = NodeReservations(node="n1", reservations=(one, one.model_copy(update={"cpu_milli": 200})))
+    assert after == NodeReservations.from_json(after.to_json())
+    assert before != after
 
 
 def test_what_is_read_is_checked() -> None:
