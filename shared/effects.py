@@ -1,8 +1,9 @@
 """What a core may ask of its shell, and what every core may hear from it: plain data, no I/O.
 
 A core is ``handle(event, now_us) -> list[effect]``. Publish, Emit, Reply, Ack and ReadFrom are carried out inline, in
-order; every other effect is slow, runs as a task of the shell, and ends in an event, also when it fails. What is made
-many times for each request is a NamedTuple: a frozen dataclass takes three times as long to make.
+order; every other effect is slow, runs as a task of the shell, and ends in an event, also when it fails.
+
+What there is much of is a named tuple: a frozen dataclass takes three times as long to make.
 """
 
 from __future__ import annotations
