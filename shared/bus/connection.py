@@ -42,8 +42,6 @@ PENDING_BYTES = 64 * 1024 * 1024
 """What a subscription may be behind before the client drops its newest messages as a slow consumer."""
 
 _REFUSED = re.compile(r'permissions violation for publish to "([^"]*)"')
-_SUBJECT = re.compile(r"[^ \t\r\n]+")
-"""What the client takes as one."""
 Handler = Callable[[Msg], Awaitable[None]]
 Listener = Callable[[LinkEvent], None]
 
@@ -74,6 +72,8 @@ class PlainServerError(nats.errors.Error):
 
 _HOPELESS = (nats.errors.AuthorizationError, PlainServerError, ssl.SSLError)
 """What trying again does not mend, unless somebody changes something."""
+_SUBJECT = re.compile(r"[^ \t\r\n]+")
+"""What the client takes as one."""
 
 
 class _Client(Client):
