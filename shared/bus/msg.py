@@ -6,9 +6,8 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple, Self, TypeVar
 
 from shared.errors import BusError
 
@@ -24,17 +23,22 @@ NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Headers(Mapping[str, str]):
-    """Of a message as it came, read when somebody asks: of most messages nobody does."""
+    """Of a message as they came or are to be sent, read when somebody asks: of most messages nobody does."""
 
-    __slots__ = ("_found", "_raw")
+    __slots__ = ("_found", "raw")
 
     def __init__(self, raw: bytes) -> None:
-        self._raw = raw
+        self.raw = raw
         self._found: dict[str, str] | None = None
+
+    @classmethod
+    def of(cls, lines: str) -> Self:
+        """To be sent: ``name: value`` and CRLF for each, in which nothing needs the client's care."""
+        return cls(f"NATS/1.0\r\n{lines}\r\n".encode())
 
     def _read(self) -> dict[str, str]:
         if self._found is None:
-            self._found = _parsed(self._raw)
+            self._found = _parsed(self.raw)
         return self._found
 
     def __getitem__(self, name: str) -> str:
@@ -62,17 +66,11 @@ def _parsed(raw: bytes) -> dict[str, str]:
 
 def written(headers: Mapping[str, str]) -> bytes | None:
     """Headers as they are sent; None where a name or a value needs the client's care."""
-    if not _plain_names(tuple(headers)):
-        return None
+    if isinstance(headers, Headers):
+        return headers.raw
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-    if not lines.count("\r") == len(headers) == lines.count("\n"):
-        return None
-    return f"NATS/1.0\r\n{lines}\r\n".encode()
-
-
-@lru_cache(maxsize=1024)
-def _plain_names(names: tuple[str, ...]) -> bool:
-    return all(map(_NAME.fullmatch, names))
+    plain = all(map(_NAME.fullmatch, headers)) and lines.count("\r") == len(headers) == lines.count("\n")
+    return Headers.of(lines).raw if plain else None
 
 
 class Msg(NamedTuple):

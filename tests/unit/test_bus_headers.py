@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shared.bus import event_headers
 from shared.bus.msg import Headers, Msg, written
 
 
@@ -36,6 +37,20 @@ def test_headers_are_written_as_they_are_read() -> None:
     block = written(headers)
     assert block is not None
     assert headers == dict(Headers(block))
+
+
+def test_an_event_has_its_id_in_one_line() -> None:
+    headers = event_headers("l/a\r\nce-id: b/1", "laxity.place.placed", "/rt/placer/p", 1_000_001, 7)
+    assert {
+        "Nats-Msg-Id": "l/a  ce-id: b/1",
+        "ce-id": "l/a  ce-id: b/1",
+        "ce-type": "laxity.place.placed",
+        "ce-source": "/rt/placer/p",
+        "ce-time": "1970-01-01T00:00:01.000001Z",
+        "ce-specversion": "1.0",
+        "Nats-Expected-Last-Subject-Sequence": "7",
+    } == dict(headers)
+    assert headers.raw == written(headers)
 
 
 @pytest.mark.parametrize("headers", [{"a": "b\r\nc: d"}, {"a": "b\n"}, {"a": "\r"}, {"a: b\r\nc": "d"}, {"": "b"}])
