@@ -118,7 +118,7 @@ class _Client(Client):
         """As ``publish`` where that would neither wait nor refuse, nearly always; False, and nothing is said, where it
         would. What is said in one turn of the loop goes out together at its end.
         """
-        block = written(headers) if headers else b""
+        block = written(headers)
         if block is None or self._status != Client.CONNECTED or len(payload) > self._max_payload:
             return False
         if not _SUBJECT.fullmatch(subject) or (reply and not _SUBJECT.fullmatch(reply)):

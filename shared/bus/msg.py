@@ -23,7 +23,7 @@ NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Headers(Mapping[str, str]):
-    """Of a message as they came or are to be sent, read when somebody asks: of most messages nobody does."""
+    """Of a message, as they came or are to be sent; read when somebody asks: of most messages nobody does."""
 
     __slots__ = ("_found", "raw")
 
@@ -64,10 +64,12 @@ def _parsed(raw: bytes) -> dict[str, str]:
     return found | {name.strip(): value.strip() for name, colon, value in lines if colon}
 
 
-def written(headers: Mapping[str, str]) -> bytes | None:
-    """Headers as they are sent; None where a name or a value needs the client's care."""
+def written(headers: Mapping[str, str] | None) -> bytes | None:
+    """Headers as they are sent, nothing for none; None where a name or a value needs the client's care."""
     if isinstance(headers, Headers):
         return headers.raw
+    if not headers:
+        return b""
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     plain = all(map(_NAME.fullmatch, headers)) and lines.count("\r") == len(headers) == lines.count("\n")
     return Headers.of(lines).raw if plain else None

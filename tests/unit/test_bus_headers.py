@@ -53,6 +53,11 @@ def test_an_event_has_its_id_in_one_line() -> None:
     assert headers.raw == written(headers)
 
 
+@pytest.mark.parametrize("headers", [None, {}])
+def test_where_there_are_none_nothing_is_written(headers: dict[str, str] | None) -> None:
+    assert b"" == written(headers)
+
+
 @pytest.mark.parametrize("headers", [{"a": "b\r\nc: d"}, {"a": "b\n"}, {"a": "\r"}, {"a: b\r\nc": "d"}, {"": "b"}])
 def test_what_would_be_other_headers_is_left_to_the_client(headers: dict[str, str]) -> None:
     assert written(headers) is None
