@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from shared.bus.jetstream import ApiError, JetStream, Stored, StoredMsg, without_error
-from shared.bus.msg import Msg, ends
+from shared.bus.msg import Headers, Msg, ends
 from shared.effects import CommitDone, CommitOutcome, KeyChanged, Write
 from shared.errors import BusError, NoStreamError, OutcomeUnknownError, TooLargeError
 from shared.log import logger
@@ -126,13 +126,16 @@ class Commits:
     async def _send(self, bucket: str, writes: Sequence[Write], ended: Callable[[Stored | BusError], None]) -> None:
         """``ended`` is told once: by the answer, by the loss of the link, or when there was none for too long."""
         connection, prefix = self._js.connection, f"$KV.{bucket}."
-        messages = [(f"{prefix}{write.key}", write.value or b"", headers_of(write, prefix)) for write in writes]
+        lines = [_lines(write, prefix) for write in writes]
         tokens, begun = list[str](), list[Msg | BusError]()
-        if len(messages) > 1:
-            batch = f"{self._nonce}-{next(self._batches)}"
-            for place, (_, _, headers) in enumerate(messages, 1):
-                headers |= {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(place)}
-            messages[-1][2]["Nats-Batch-Commit"] = "1"
+        if len(lines) > 1:
+            batch = f"Nats-Batch-Id: {self._nonce}-{next(self._batches)}\r\nNats-Batch-Sequence: "
+            lines = [f"{each}{batch}{place}\r\n" for place, each in enumerate(lines, 1)]
+            lines[-1] += "Nats-Batch-Commit: 1\r\n"
+        messages = [
+            (f"{prefix}{write.key}", write.value or b"", Headers.of(each))
+            for write, each in zip(writes, lines, strict=True)
+        ]
 
         def answered(end: Stored | BusError) -> None:
             limit.cancel()
@@ -205,16 +208,16 @@ def _never(writes: Sequence[Write]) -> str:
     return ""
 
 
-def headers_of(write: Write, prefix: str) -> dict[str, str]:
-    """``prefix``: of the subjects of keys."""
-    headers = {_EXPECTED: str(write.expected)}
+def _lines(write: Write, prefix: str) -> str:
+    """Of the headers of a write; ``prefix``: of the subjects of keys."""
+    lines = f"{_EXPECTED}: {write.expected}\r\n"
     if write.fence is not None:
-        headers[_EXPECTED_OF] = prefix + write.fence
+        lines += f"{_EXPECTED_OF}: {prefix}{write.fence}\r\n"
     if write.value is None:
-        headers[OPERATION] = "DEL"
+        lines += f"{OPERATION}: DEL\r\n"
     if write.ttl_s is not None:
-        headers["Nats-TTL"] = f"{write.ttl_s}s"
-    return headers
+        lines += f"Nats-TTL: {write.ttl_s}s\r\n"
+    return lines
 
 
 def _written(writes: Sequence[Write], last: Stored, number: int) -> CommitDone:

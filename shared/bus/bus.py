@@ -16,7 +16,7 @@ from shared.bus.endless import Told
 from shared.bus.follow import Follow, StoredAtOnce, StoredHandler, Watch
 from shared.bus.hearing import AtOnce, Handler
 from shared.bus.jetstream import JetStream, Stored, StoredMsg
-from shared.bus.msg import NOBODY, Msg, NoResponders
+from shared.bus.msg import NOBODY, Headers, Msg, NoResponders
 from shared.bus.pull import Acks, Pull
 from shared.bus.snapshot import backup, restore
 from shared.clock import Clock, SystemClock
@@ -232,21 +232,23 @@ class Bus:
         await restore(self._js, stream, made, chunks)
 
 
-def event_headers(
-    event_id: str, event_type: str, source: str, at_us: int, expected_last: int | None = None
-) -> dict[str, str]:
-    """What an event is stored with: CloudEvents' attributes, and what the server goes by."""
-    headers = {
-        "Nats-Msg-Id": event_id,
-        "ce-id": event_id,
-        "ce-type": event_type,
-        "ce-source": source,
-        "ce-time": rfc3339(at_us),
-        "ce-specversion": "1.0",
-    }
+def event_headers(event_id: str, event_type: str, source: str, at_us: int, expected_last: int | None = None) -> Headers:
+    """What an event is stored with: CloudEvents' attributes, and what the server goes by.
+
+    A line's end in a name becomes a space, as the client would make it.
+    """
+    if not f"{event_id}{event_type}{source}".isprintable():
+        event_id, event_type, source = (each.translate(_ENDS) for each in (event_id, event_type, source))
+    lines = (
+        f"Nats-Msg-Id: {event_id}\r\nce-id: {event_id}\r\nce-type: {event_type}\r\nce-source: {source}\r\n"
+        f"ce-time: {rfc3339(at_us)}\r\nce-specversion: 1.0\r\n"
+    )
     if expected_last is not None:
-        headers["Nats-Expected-Last-Subject-Sequence"] = str(expected_last)
-    return headers
+        lines += f"Nats-Expected-Last-Subject-Sequence: {expected_last}\r\n"
+    return Headers.of(lines)
+
+
+_ENDS = str.maketrans("\r\n", "  ")
 
 
 def rfc3339(at_us: int) -> str:

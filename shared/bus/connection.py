@@ -26,7 +26,7 @@ from nats.protocol.parser import Parser
 
 from shared.bus.credentials import Credentials
 from shared.bus.hearing import AtOnce, Handler, Hearing
-from shared.bus.msg import NOBODY, LinkEvent, Msg, NoResponders, ends, plain
+from shared.bus.msg import NOBODY, LinkEvent, Msg, NoResponders, ends, written
 from shared.bus.reading import Reader
 from shared.clock import Clock, SystemClock
 from shared.errors import BusError, OutcomeUnknownError, RefusedError, TooLargeError
@@ -73,6 +73,8 @@ class PlainServerError(nats.errors.Error):
 
 _HOPELESS = (nats.errors.AuthorizationError, PlainServerError, ssl.SSLError)
 """What trying again does not mend, unless somebody changes something."""
+_SUBJECT = re.compile(r"[^ \t\r\n]+")
+"""What the client takes as one."""
 
 
 class _Client(Client):
@@ -112,25 +114,28 @@ class _Client(Client):
         if (hear := self._heard.get(sid)) is not None:
             hear(msg)
 
-    async def _send_publish(
-        self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
-    ) -> None:
-        """As the client does, with headers written in one go where all of them are as usual; what is said in one turn
-        of the loop goes out together, without a task.
+    def say(self, subject: str, reply: str, payload: bytes, headers: Mapping[str, str] | None) -> bool:
+        """As ``publish`` where that would neither wait nor refuse, nearly always; False, and nothing is said, where it
+        would. What is said in one turn of the loop goes out together at its end.
         """
-        if headers and not plain(headers):
-            await super()._send_publish(subject, reply, payload, payload_size, headers)
-            return
-        if headers:
-            lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-            block = f"NATS/1.0\r\n{lines}\r\n".encode()
-            head = f"HPUB {subject} {reply} {len(block)} {len(block) + payload_size}\r\n".encode()
+        block = written(headers)
+        if block is None or self._status != Client.CONNECTED or len(payload) > self._max_payload:
+            return False
+        if not _SUBJECT.fullmatch(subject) or (reply and not _SUBJECT.fullmatch(reply)):
+            return False
+        if block:
+            head = f"HPUB {subject} {reply} {len(block)} {len(block) + len(payload)}\r\n".encode()
         else:
-            head, block = f"PUB {subject} {reply} {payload_size}\r\n".encode(), b""
-        await self._send_command(b"".join((head, block, payload, b"\r\n")))
+            head = f"PUB {subject} {reply} {len(payload)}\r\n".encode()
+        command = b"".join((head, block, payload, b"\r\n"))
+        if self._pending_data_size + len(command) > self._max_pending_size:
+            return False
+        self._pending.append(command)
+        self._pending_data_size += len(command)
         if not self._pushing:
             self._pushing = True
             asyncio.get_running_loop().call_soon(self._push_in_turn)
+        return True
 
     def _push_in_turn(self) -> None:
         """Where the link takes no more for now the client's flusher waits for it."""
@@ -385,12 +390,15 @@ class Connection:
         While the link is down it is held, within bounds; without ``hold`` it is dropped: what belongs to this link
         alone (asking for the next batch, flow control) would bring messages to an inbox that is gone.
         """
+        if self._client.say(subject, reply, body, headers):
+            return
         if self._client.is_connected:
             await self._send(subject, body, reply, headers)
         elif hold:
             self._hold(subject, body, reply, headers)
 
     async def _send(self, subject: str, body: bytes, reply: str, headers: Mapping[str, str] | None) -> None:
+        """What may wait or be refused."""
         before = _cancelling()
         try:
             await self._client.publish(subject, body, reply, dict(headers) if headers else None)
@@ -450,8 +458,10 @@ class Connection:
         """
         token = str(next(self._tokens))
         self._waiting[token] = (subject, then)
+        reply = f"{self._inbox}.{token}"
         try:
-            await self._send(subject, body, f"{self._inbox}.{token}", headers)
+            if not self._client.say(subject, reply, body, headers):
+                await self._send(subject, body, reply, headers)
         except BaseException:
             self.forget(token)
             raise

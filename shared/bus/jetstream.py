@@ -6,9 +6,10 @@ import asyncio
 import base64
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from pydantic_core import from_json
 
 from shared.bus.connection import Connection
 from shared.bus.msg import NOBODY, Msg, NoResponders
@@ -41,13 +42,11 @@ class ApiError(BusError):
         super().__init__(f"{what}: {error.get('description', 'no description')} ({self.code})")
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """That a message was stored, at which sequence; ``duplicate``: the same Nats-Msg-Id was there already."""
 
     seq: int
     duplicate: bool = False
-    count: int = 1
 
 
 class StoredMsg(NamedTuple):
@@ -233,12 +232,12 @@ def _stored(subject: str, answer: Msg | NoResponders) -> Stored:
     if isinstance(answer, NoResponders) or answer.status == NOBODY:
         raise NoStreamError(f"no stream takes {subject}")
     found = without_error(subject, answer)
-    return Stored(found["seq"], bool(found.get("duplicate")), int(found.get("count", 1)))
+    return Stored(found["seq"], found.get("duplicate", False))
 
 
 def without_error(what: str, answer: Msg) -> dict[str, Any]:
     """The server's answer; raises ApiError when it says that it could not."""
-    found: dict[str, Any] = json.loads(answer.body)
+    found: dict[str, Any] = from_json(answer.body)
     if error := found.get("error"):
         raise ApiError(what, error)
     return found

@@ -6,9 +6,8 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple, Self, TypeVar
 
 from shared.errors import BusError
 
@@ -24,17 +23,22 @@ NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Headers(Mapping[str, str]):
-    """Of a message as it came, read when somebody asks: of most messages nobody does."""
+    """Of a message, as they came or are to be sent; read when somebody asks: of most messages nobody does."""
 
-    __slots__ = ("_found", "_raw")
+    __slots__ = ("_found", "raw")
 
     def __init__(self, raw: bytes) -> None:
-        self._raw = raw
+        self.raw = raw
         self._found: dict[str, str] | None = None
+
+    @classmethod
+    def of(cls, lines: str) -> Self:
+        """To be sent: ``name: value`` and CRLF for each, in which nothing needs the client's care."""
+        return cls(f"NATS/1.0\r\n{lines}\r\n".encode())
 
     def _read(self) -> dict[str, str]:
         if self._found is None:
-            self._found = _parsed(self._raw)
+            self._found = _parsed(self.raw)
         return self._found
 
     def __getitem__(self, name: str) -> str:
@@ -60,14 +64,15 @@ def _parsed(raw: bytes) -> dict[str, str]:
     return found | {name.strip(): value.strip() for name, colon, value in lines if colon}
 
 
-@lru_cache(maxsize=1024)
-def _plain_name(name: str) -> bool:
-    return bool(_NAME.fullmatch(name))
-
-
-def plain(headers: Mapping[str, str]) -> bool:
-    """Whether nothing of what is to be sent needs the client's care."""
-    return all(map(_plain_name, headers)) and "\n" not in (values := "".join(headers.values())) and "\r" not in values
+def written(headers: Mapping[str, str] | None) -> bytes | None:
+    """Headers as they are sent, nothing for none; None where a name or a value needs the client's care."""
+    if isinstance(headers, Headers):
+        return headers.raw
+    if not headers:
+        return b""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    plain = all(map(_NAME.fullmatch, headers)) and lines.count("\r") == len(headers) == lines.count("\n")
+    return Headers.of(lines).raw if plain else None
 
 
 class Msg(NamedTuple):

@@ -6,8 +6,9 @@ import hashlib
 from functools import lru_cache
 
 from pydantic import Field
+from pydantic_core import to_json
 
-from shared.messages.base import Message, Name
+from shared.messages.base import Message, Name, Own
 from shared.messages.place import Kind, PlaceRequest, Pod, Realtime, Reason, State
 
 SHARE_WHOLE_MICRO = 1_000_000
@@ -41,8 +42,10 @@ Which = tuple[str, int, int]
 """Request id, replica, generation: one placement of one replica, and so its container."""
 
 
-class Reservation(Message):
+class Reservation(Own):
     """What one replica holds on one node, all of it, so that it can be rebuilt from a container's labels."""
+
+    __slots__ = ("_said",)
 
     request_id: Name
     replica: int
@@ -67,15 +70,26 @@ class Reservation(Message):
     def which(self) -> Which:
         return (self.request_id, self.replica, self.generation)
 
+    def to_json(self) -> bytes:
+        """Written once: its node's key is written again whenever another comes or goes."""
+        said: bytes | None = getattr(self, "_said", None)
+        if said is None:
+            object.__setattr__(self, "_said", said := super().to_json())
+        return said
 
-class NodeReservations(Message):
+
+class NodeReservations(Own):
     """Key ``node.<node>``: that node's reservations, from all placers."""
 
     node: Name
     reservations: tuple[Reservation, ...] = ()
 
+    def to_json(self) -> bytes:
+        held = b",".join([each.to_json() for each in self.reservations])
+        return b'{"node":%b,"reservations":[%b]}' % (to_json(self.node), held)
 
-class Step(Message):
+
+class Step(Own):
     """One thing that happened to a request; its event's id is (ledger id, request, number)."""
 
     number: int
@@ -102,7 +116,7 @@ class Site(Message):
     """What is reserved there, where that is not what the replica has."""
 
 
-class ReplicaRecord(Message):
+class ReplicaRecord(Own):
     """One replica of a request. ``state`` is one of State; ``node`` None where it holds nothing."""
 
     replica: int
@@ -142,7 +156,7 @@ class RoomMade(Message):
     """The request of which a replica moved last."""
 
 
-class RequestRecord(Message):
+class RequestRecord(Own):
     """Key ``request.<request id>``."""
 
     request_id: Name
@@ -190,7 +204,7 @@ def container_name(ledger_id: str, request_id: str, replica: int, generation: in
     return f"laxity-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
 
-class ContainerLabels(Message):
+class ContainerLabels(Own):
     """What a container carries: enough to rebuild its reservation, and to judge its tasks, without the ledger."""
 
     container: Name

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from shared.errors import FieldError
-from shared.messages.base import Message, Name
+from shared.messages.base import Message, Name, Own
 from shared.subjects import MAX_NAME_BYTES
 
 DAY_US = 86_400_000_000
@@ -261,7 +261,7 @@ def _unknown(body: bytes, model: type[Message]) -> list[str]:
     return sorted(set(json.loads(body)) - set(model.model_fields))
 
 
-class Placement(Message):
+class Placement(Own):
     """Where one replica is (to be) run."""
 
     replica: int
@@ -308,7 +308,7 @@ class FieldFault(Message):
     allowed: str
 
 
-class PlaceReply(Message):
+class PlaceReply(Own):
     """The one answer to rt.place, rt.confirm, rt.resize, rt.defragment, rt.gone and rt.release."""
 
     outcome: str
@@ -395,7 +395,7 @@ PULLING = "pulling"
 """Of a PlaceEvent: an image is being pulled for the request's start."""
 
 
-class PlaceEvent(Message):
+class PlaceEvent(Own):
     """One step of a request's life.
 
     ``state`` also says ``accepted``, ``resizing``, ``resized``, ``resize_failed``, ``moving``, ``moved`` and

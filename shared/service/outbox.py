@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from shared.bus import ApiError, Bus, Stored, event_headers
 from shared.effects import Publish
@@ -24,8 +23,7 @@ _LOOKS = 4
 """Within the time that an answer may take: how often it is looked for those that took longer."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
+class _Item(NamedTuple):
     event: Publish
     body: bytes
     at_us: int
@@ -124,7 +122,8 @@ class Outbox:
         if event.chained and (expected_last := self._chains.get(line.subject)) is None:
             self._group.create_task(self._look(line))
             return
-        await self._bus.connection.wait_up()
+        if not self._bus.connection.is_up:
+            await self._bus.connection.wait_up()
         self._asked_s[line] = self._loop.time()
         try:
             headers = event_headers(event.event_id, event.event_type, self._source, item.at_us, expected_last)

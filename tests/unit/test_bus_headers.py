@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.bus.msg import Headers, Msg
+from shared.bus import event_headers
+from shared.bus.msg import Headers, Msg, written
 
 
 @pytest.mark.parametrize(
@@ -29,3 +30,34 @@ def test_only_what_has_no_body_has_a_status() -> None:
     headers = Headers(b"NATS/1.0 409 Leadership Change\r\n\r\n")
     assert ("409", "") == (Msg("s", b"", "", headers).status, Msg("s", b"body", "", headers).status)
     assert ("Leadership Change", "") == (Msg("s", b"", "", headers).description, Msg("s", b"").status)
+
+
+def test_headers_are_written_as_they_are_read() -> None:
+    headers = {"Nats-Msg-Id": "ledger/ä b/1", "ce-specversion": "1.0"}
+    block = written(headers)
+    assert block is not None
+    assert headers == dict(Headers(block))
+
+
+def test_an_event_has_its_id_in_one_line() -> None:
+    headers = event_headers("l/a\r\nce-id: b/1", "laxity.place.placed", "/rt/placer/p", 1_000_001, 7)
+    assert {
+        "Nats-Msg-Id": "l/a  ce-id: b/1",
+        "ce-id": "l/a  ce-id: b/1",
+        "ce-type": "laxity.place.placed",
+        "ce-source": "/rt/placer/p",
+        "ce-time": "1970-01-01T00:00:01.000001Z",
+        "ce-specversion": "1.0",
+        "Nats-Expected-Last-Subject-Sequence": "7",
+    } == dict(headers)
+    assert headers.raw == written(headers)
+
+
+@pytest.mark.parametrize("headers", [None, {}])
+def test_where_there_are_none_nothing_is_written(headers: dict[str, str] | None) -> None:
+    assert b"" == written(headers)
+
+
+@pytest.mark.parametrize("headers", [{"a": "b\r\nc: d"}, {"a": "b\n"}, {"a": "\r"}, {"a: b\r\nc": "d"}, {"": "b"}])
+def test_what_would_be_other_headers_is_left_to_the_client(headers: dict[str, str]) -> None:
+    assert written(headers) is None

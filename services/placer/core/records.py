@@ -34,6 +34,10 @@ HOLDING = frozenset({State.HELD, State.PLACED, State.STARTED, State.STOPPING})
 """Replicas in these states have a reservation on their node, all others have none."""
 RUNNABLE = frozenset({State.PLACED, State.STARTED})
 UNPLACED = frozenset({State.QUEUED, State.WAITING})
+_GOING_ON = (State.QUEUED, State.WAITING, State.HELD, State.PLACED, State.STARTED)
+"""The first of these that a replica is in is the request's."""
+_REASONED = frozenset({State.QUEUED, State.REJECTED, State.WAITING, State.FAILED})
+"""Steps into these say why."""
 
 ACCEPTED, RESIZING, RESIZED, RESIZE_FAILED = "accepted", "resizing", "resized", "resize_failed"
 MOVING, MOVED, MOVE_FAILED = "moving", "moved", "move_failed"
@@ -101,7 +105,7 @@ def generation(record: RequestRecord) -> int:
 
 
 def _newest(replicas: Iterable[ReplicaRecord]) -> int:
-    return max((each.generation for each in replicas), default=0)
+    return max([each.generation for each in replicas], default=0)
 
 
 def stepped(
@@ -150,13 +154,16 @@ def overall(record: RequestRecord, replicas: Sequence[ReplicaRecord]) -> State:
     nothing of them can be left where they were before.
     """
     states = {each.state for each in replicas}
-    remains = any(each.leaving is not None for each in replicas)
     if record.state == State.STOPPING:
-        return State.STOPPING if remains or states & HOLDING else record.ends_as or State.RELEASED
-    for state in (State.QUEUED, State.WAITING, State.HELD, State.PLACED, State.STARTED):
+        return State.STOPPING if _remains(replicas) or states & HOLDING else record.ends_as or State.RELEASED
+    for state in _GOING_ON:
         if state in states:
             return state
-    return State.STOPPING if remains else State.EXITED
+    return State.STOPPING if _remains(replicas) else State.EXITED
+
+
+def _remains(replicas: Iterable[ReplicaRecord]) -> bool:
+    return any(each.leaving is not None for each in replicas)
 
 
 def _ended_as(replicas: Sequence[ReplicaRecord]) -> dict[str, Any]:
@@ -352,17 +359,19 @@ def placements(record: RequestRecord, ledger_id: str) -> tuple[Placement, ...]:
     """Where the replicas are, not where they move; empty where none has a place."""
     gpu = record.body.gpu if record.body else None
     return tuple(
-        Placement(
-            replica=each.replica,
-            node=each.node,
-            devices=each.devices,
-            share=gpu.share if gpu else None,
-            generation=each.generation,
-            state=each.state,
-            container=container_name(ledger_id, record.request_id, each.replica, each.generation),
-        )
-        for each in record.replicas
-        if each.node is not None
+        [
+            Placement(
+                replica=each.replica,
+                node=each.node,
+                devices=each.devices,
+                share=gpu.share if gpu else None,
+                generation=each.generation,
+                state=each.state,
+                container=container_name(ledger_id, record.request_id, each.replica, each.generation),
+            )
+            for each in record.replicas
+            if each.node is not None
+        ]
     )
 
 
@@ -402,22 +411,21 @@ def told_move(move: Move) -> PlannedMove:
 
 def event_of(record: RequestRecord, step: Step, ledger_id: str) -> PlaceEvent:
     """The event of one step. Only the last step can say where and why: the record shows how things are now."""
-    said: dict[str, Any] = {
-        "at_us": step.at_us,
-        "request_id": record.request_id,
-        "state": step.state,
-        "generation": step.generation,
-        "step": step.number,
-        "name": record.body.name if record.body else None,
-        "detail": step.detail,
-    }
+    more: dict[str, Any] = {"name": record.body.name if record.body else None, "detail": step.detail}
     if step is record.steps[-1]:
-        said |= {"placements": placements(record, ledger_id)} | _end_of(record)
-        if step.state in {State.QUEUED, State.REJECTED, State.WAITING, State.FAILED}:
-            said |= {"reasons": record.reasons}
+        more |= {"placements": placements(record, ledger_id)} | _end_of(record)
+        if step.state in _REASONED:
+            more["reasons"] = record.reasons
         if step.state in {MOVING, MOVED}:
-            said |= {"moves": tuple(_under_way(record))}
-    return PlaceEvent(**_said(said))
+            more["moves"] = tuple(_under_way(record))
+    return PlaceEvent(
+        at_us=step.at_us,
+        request_id=record.request_id,
+        state=step.state,
+        generation=step.generation,
+        step=step.number,
+        **_said(more),
+    )
 
 
 def _end_of(record: RequestRecord) -> dict[str, Any]:
