@@ -294,8 +294,9 @@ async def test_changes_that_are_taken_at_once_stay_in_order_with_those_that_wait
         return change.revision % 3 > 0
 
     async def handle(event: WatchEvent) -> None:
-        if not isinstance(event, KeyChanged):
+        if isinstance(event, WatchReplayed):
             replayed.set()
+        if not isinstance(event, KeyChanged):
             return
         await asyncio.sleep(0.005)  # others come meanwhile
         told.append(event.revision)

@@ -122,6 +122,7 @@ def test_leases_that_the_server_lost_stop_no_placer_and_raise_no_alarm() -> None
     world.ledger.rewind_leases(1_000)
     for name in world.placers:
         world.replay(name)
+        assert world.placers[name].delivery.told <= world.ledger.seq, "what is written next was not told"
     world.pass_time(1)
     assert "placed" == world.place("p1").outcome
     world.pass_time(20)
