@@ -7,7 +7,7 @@ import pytest
 from services.node_list.core import LEASE
 from services.placer.core.following import Following
 from services.placer.core.ledger import Ledger
-from shared.effects import Disconnected, KeyChanged, Reconnected, WatchBegins, WatchReplayed
+from shared.effects import Disconnected, KeyChanged, Received, Reconnected, WatchBegins, WatchReplayed
 from shared.lease import Tenure
 from shared.messages import LedgerIdentity
 from shared.subjects import LEARNED, LEDGER, NODES
@@ -63,6 +63,21 @@ def test_lists_and_events_of_a_node_are_numbered_on_where_rt_nodes_went_back() -
     assert not it.conflicts
     assert "device_back" == it.said[-1].body.state
     assert it.said[-1].event_id not in numbers
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_a_numbering_of_which_more_was_heard_than_rt_nodes_knows_is_not_gone_on_with(heard: bool) -> None:
+    it = ready()
+    older = dict(it.bucket)
+    it.hold("n1", reservation("q1", "g0"))
+    second = Harness("b", older)
+    second.beat("n1", device("g0"), times=2)
+    for _, delta in it.changes if heard else ():
+        second.tell(Received("rt.events.list.x", delta))
+    second.wait(3_500_000, beating=("n1",))
+    second.hold("n1", reservation("q2", "g0", 30_000))
+    assert second.core.lease.active
+    assert heard == (record(second).start_id != record(it).start_id)
 
 
 @pytest.mark.parametrize("older", [False, True])
