@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from cli.output import CommandError, Exit
 from shared.bus import Bus, Msg, NoResponders, StoredMsg
 from shared.clock import SystemClock
-from shared.effects import KeyChanged, WatchReplayed
+from shared.effects import KeyChanged, WatchEvent, WatchReplayed
 from shared.errors import BusError, OutcomeUnknownError
 from shared.messages import Message
 from shared.settings import ServiceSettings
@@ -113,10 +113,10 @@ class Client:
         values: dict[str, tuple[bytes, int]] = {}
         done = asyncio.Event()
 
-        async def take(event: KeyChanged | WatchReplayed) -> None:
+        async def take(event: WatchEvent) -> None:
             if isinstance(event, WatchReplayed):
                 done.set()
-            elif event.value is not None:
+            elif isinstance(event, KeyChanged) and event.value is not None:
                 values[event.key] = (event.value, event.revision)
 
         watching = asyncio.create_task(self.bus.watch(bucket, take))

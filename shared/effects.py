@@ -63,11 +63,23 @@ class KeyChanged(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class WatchBegins:
+    """A watch delivers all that is there, at start or after a gap, and then says WatchReplayed. A server may have lost
+    its last writes meanwhile, or come back from a backup: revisions from before do not compare with those that follow.
+    """
+
+    bucket: str
+
+
+@dataclass(frozen=True, slots=True)
 class WatchReplayed:
     """A watch has delivered all that is there, at start or after a gap; keys not named here are gone."""
 
     bucket: str
     keys: frozenset[str]
+
+
+WatchEvent = WatchBegins | KeyChanged | WatchReplayed
 
 
 @dataclass(frozen=True, slots=True)

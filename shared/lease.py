@@ -21,6 +21,8 @@ class Tenure:
         """As we have seen it last, and its revision."""
         self.revision = 0
         self._seen_us: int | None = None
+        self._former = 0
+        """The revision from before the watch began, until it has brought the key."""
 
     @property
     def ours(self) -> bool:
@@ -32,18 +34,26 @@ class Tenure:
         """What the last holder's other keys include, as far as it has said so."""
         return (self.lease.stream_seq or 0) if self.lease else 0
 
+    def begins(self) -> None:
+        """The watch begins: the bucket may have gone back, and its revisions with it."""
+        self._former, self.revision = max(self.revision, self._former), 0
+
     def changed(self, change: KeyChanged, now_us: int) -> None:
-        """The key as the bucket has it now; raises FieldError where it is no lease."""
+        """The key as the bucket has it now; raises FieldError where it is no lease. Where the bucket has gone back,
+        what we wrote last is lost, so we do not hold it until we have taken it anew.
+        """
         if change.revision < self.revision:
             return
+        rewound, self._former = change.revision < self._former, 0
         self.revision = change.revision
         self._seen_us = now_us if change.value else None
         self.lease = Lease.trusted(change.value) if change.value else None
-        self.active = self.active and self.ours
+        self.active = self.active and self.ours and not rewound
 
     def absent(self) -> None:
         """A replay of the bucket did not name the key."""
         self.revision, self._seen_us, self.lease, self.active = 0, None, None, False
+        self._former = 0
 
     def doubt(self) -> None:
         """A write of ours may be there, or still come: once the lease is renewed it is there or never will be."""

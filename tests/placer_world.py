@@ -40,7 +40,7 @@ from services.placer.core.intents import Rules
 from services.placer.core.invariants import ledger_faults
 from services.placer.core.records import moving
 from services.placer.core.telling import Deliver, Delivered
-from shared.effects import Ack, Commit, Draining, KeyChanged, Publish, Received, Reply, Tick, WatchReplayed
+from shared.effects import Ack, Commit, Draining, KeyChanged, Publish, Received, Reply, Tick, WatchBegins, WatchReplayed
 from shared.messages import (
     ConfirmRequest,
     ContainerLabels,
@@ -142,8 +142,8 @@ class World:
 
     def replay(self, name: str) -> None:
         """Its watch on the ledger begins anew."""
-        for change in self.ledger.replay():
-            self.tell(name, change)
+        for event in (WatchBegins(LEDGER), *self.ledger.replay()):
+            self.tell(name, event)
         self.watched[name] = len(self.ledger.log)
         self.tell(name, WatchReplayed(LEDGER, self.ledger.keys()))
 

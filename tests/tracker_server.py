@@ -10,6 +10,7 @@ from shared.effects import (
     Commit,
     CommitDone,
     CommitOutcome,
+    Disconnected,
     Draining,
     Effect,
     KeyChanged,
@@ -17,7 +18,9 @@ from shared.effects import (
     ReadFrom,
     ReadingFrom,
     Received,
+    Reconnected,
     Tick,
+    WatchBegins,
     WatchReplayed,
 )
 from shared.messages import TaskBatch
@@ -41,6 +44,8 @@ class Server:
         self.again = 0
         """Messages that came although the stream had them."""
         self.revision = 0
+        self.former: list[tuple[dict[str, tuple[bytes | None, int]], int]] = [({}, 0)]
+        """The bucket and its revision before and after each write."""
 
     def hear(self, batch: TaskBatch) -> None:
         self.stream.append((Subjects().task_events(batch.node), batch))
@@ -56,13 +61,22 @@ class Server:
         self.bucket[key] = (value, self.revision)
 
     def write(self, commit: Commit) -> CommitDone:
-        current = tuple(KeyChanged(DEADLINES, w.key, *self.bucket.get(w.key, (None, 0))) for w in commit.writes)
+        current = self.current(commit)
         if any(now.revision != write.expected for now, write in zip(current, commit.writes, strict=True)):
             return CommitDone(commit.commit, CommitOutcome.CONFLICT, current=current)
         for write in commit.writes:
             self.put(write.key, write.value)
+        self.former.append((dict(self.bucket), self.revision))
         revisions = {write.key: self.bucket[write.key][1] for write in commit.writes}
         return CommitDone(commit.commit, CommitOutcome.WRITTEN, revisions)
+
+    def rewind(self, writes: int) -> None:
+        """The bucket is as it was so many writes ago, and its revisions are given again."""
+        self.former = self.former[: max(1, len(self.former) - writes)]
+        self.bucket, self.revision = dict(self.former[-1][0]), self.former[-1][1]
+
+    def current(self, commit: Commit) -> tuple[KeyChanged, ...]:
+        return tuple(KeyChanged(DEADLINES, w.key, *self.bucket.get(w.key, (None, 0))) for w in commit.writes)
 
     @property
     def keys(self) -> frozenset[str]:
@@ -80,6 +94,10 @@ class Tracker:
         self.server, self.core, self.now_us = server, core, now_us
         self.outbox: deque[Publish] = deque()
         self.commits: deque[Commit] = deque()
+        self.unknown: deque[CommitDone] = deque()
+        """Ends of writes whose answer was lost with the connection."""
+        self.cut_off = False
+        """It was lost, and the watch has not begun anew."""
         self.seen = 0
         """Revision of the bucket up to which its watch has shown all."""
         self.next = dict[str, int]()
@@ -121,11 +139,28 @@ class Tracker:
         self._work()
 
     def watch(self, most: int = 1_000_000) -> None:
-        """The next keys that were written, in that order."""
+        """The next keys that were written, in that order; all of them after the connection was lost."""
+        if self.cut_off:
+            self._watch_anew()
         changed = sorted((rev, key, value) for key, (value, rev) in self.server.bucket.items() if rev > self.seen)
         for revision, key, value in changed[:most]:
             self.seen = revision
             self.take(self.core.handle(KeyChanged(DEADLINES, key, value, revision), self.now_us))
+
+    def cut(self) -> None:
+        """The server was started again: what was on its way to it is lost."""
+        self.take(self.core.handle(Disconnected(), self.now_us))
+        lost = [CommitDone(c.commit, CommitOutcome.UNKNOWN, current=self.server.current(c)) for c in self.commits]
+        self.commits.clear()
+        self.unknown += lost
+        self.cut_off = True
+
+    def _watch_anew(self) -> None:
+        self.cut_off, self.seen = False, 0
+        self.take(self.core.handle(Reconnected(0), self.now_us))
+        self.take(self.core.handle(WatchBegins(DEADLINES), self.now_us))
+        self.watch()
+        self.take(self.core.handle(WatchReplayed(DEADLINES, self.server.keys), self.now_us))
 
     def tick(self, now_us: int) -> None:
         self.now_us = now_us
@@ -137,21 +172,21 @@ class Tracker:
 
     def commit(self, *, answered: bool = True) -> None:
         """The next write. Where its answer is lost the bucket is looked at, as the shell does."""
+        if self.unknown:
+            self.take(self.core.handle(self.unknown.popleft(), self.now_us))
+            return
         if not self.commits:
             return
         commit = self.commits.popleft()
         done = self.server.write(commit)
         if not answered:
-            current = tuple(
-                KeyChanged(DEADLINES, w.key, *self.server.bucket.get(w.key, (None, 0))) for w in commit.writes
-            )
-            done = CommitDone(commit.commit, CommitOutcome.UNKNOWN, current=current)
+            done = CommitDone(commit.commit, CommitOutcome.UNKNOWN, current=self.server.current(commit))
         self.take(self.core.handle(done, self.now_us))
 
     def settle(self) -> None:
         """Everything that is on its way to and from the bucket arrives."""
         self.watch()
-        while self.commits:
+        while self.commits or self.unknown:
             self.commit()
             self.watch()
 
@@ -169,7 +204,7 @@ class Tracker:
     def stop(self) -> None:
         """What it says last arrives."""
         self.take(self.core.handle(Draining(), self.now_us))
-        while self.commits:
+        while self.commits or self.unknown:
             self.commit()
         while self.outbox:
             self.deliver()

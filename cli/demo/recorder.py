@@ -17,7 +17,7 @@ from cli import events
 from cli.client import connected
 from shared.bus import StoredMsg
 from shared.clock import SystemClock
-from shared.effects import KeyChanged, WatchReplayed
+from shared.effects import KeyChanged, WatchEvent
 from shared.messages import ContainerRecord, DeadlineEvent, NodeDeadlines, NodeFacts
 from shared.streams import bucket_stream
 from shared.subjects import DEADLINES, EVENTS_STREAM, LEDGER, NODES
@@ -135,13 +135,13 @@ class Recorder:
         self.ledger.feed(key, None if deleted else message.body, message.headers, message.pending)
         self._moved.set()
 
-    async def _node(self, change: KeyChanged | WatchReplayed) -> None:
+    async def _node(self, change: WatchEvent) -> None:
         if isinstance(change, KeyChanged) and change.value and change.key.startswith("node."):
             facts = NodeFacts.trusted(change.value)
             self.facts[facts.node] = facts
             self._moved.set()
 
-    async def _deadlines(self, change: KeyChanged | WatchReplayed) -> None:
+    async def _deadlines(self, change: WatchEvent) -> None:
         if isinstance(change, KeyChanged) and change.value and change.key.startswith("node."):
             for record in NodeDeadlines.trusted(change.value).containers:
                 self.records[record.request_id or record.container] = record

@@ -21,7 +21,7 @@ from cli.output import CommandError, Exit, Output
 from cli.top.frame import KEYS, SORTS, Wish, picture, rows
 from cli.top.seen import Seen
 from shared.bus import Msg
-from shared.effects import KeyChanged, WatchReplayed
+from shared.effects import KeyChanged, WatchEvent, WatchReplayed
 from shared.messages import NodeMetrics, TaskBatch
 from shared.streams import bucket_stream
 from shared.subjects import DEADLINES, NODES
@@ -68,13 +68,13 @@ async def _hearing(client: Client, seen: Seen) -> AsyncIterator[asyncio.Event]:
     """While it lasts ``seen`` follows the bus; the event tells that both buckets were read once."""
     left, replayed = {NODES, DEADLINES}, asyncio.Event()
 
-    async def key(event: KeyChanged | WatchReplayed) -> None:
+    async def key(event: WatchEvent) -> None:
         if isinstance(event, KeyChanged):
             seen.key(event)
-            return
-        left.discard(event.bucket)
-        if not left:
-            replayed.set()
+        elif isinstance(event, WatchReplayed):
+            left.discard(event.bucket)
+            if not left:
+                replayed.set()
 
     async def heartbeat(msg: Msg) -> None:
         seen.heartbeat(NodeMetrics.trusted(msg.body), client.clock.now_us())

@@ -1,18 +1,33 @@
-"""The checkpoints of all nodes as rt_deadlines has them, for whoever takes a partition; nothing is counted here."""
+"""The checkpoints of all nodes as rt_deadlines has them, for whoever takes a partition, and what is being written to
+it; nothing is counted here."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from services.deadline_tracker.nodes import Node
-from services.deadline_tracker.shares import partition_of
+from services.deadline_tracker.shares import Partition, partition_of
+from shared.effects import Write
 from shared.errors import FieldError
 from shared.messages import NodeDeadlines
 from shared.subjects import decode
 
 NODE = "node."
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """What is being written: nodes with the first sequence that their last checkpoint lacks, partitions with the
+    sequence that the new ones include."""
+
+    commit: int
+    nodes: Sequence[tuple[Node, int]] = ()
+    kept: Sequence[tuple[Partition, int]] = ()
+    layout: Sequence[Write] = ()
+    lives: str = ""
 
 
 class Bucket:

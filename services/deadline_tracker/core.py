@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from services.deadline_tracker.bucket import Bucket, node_of, numbered
+from services.deadline_tracker.bucket import Bucket, Writing, node_of, numbered
 from services.deadline_tracker.judging import Judge, well_formed
 from services.deadline_tracker.nodes import Node
 from services.deadline_tracker.record import Record, Ring
@@ -24,6 +24,7 @@ from shared.effects import (
     Commit,
     CommitDone,
     CommitOutcome,
+    Disconnected,
     Draining,
     Effect,
     KeyChanged,
@@ -34,6 +35,7 @@ from shared.effects import (
     Reconnected,
     Tick,
     Unread,
+    WatchBegins,
     WatchReplayed,
     Write,
 )
@@ -50,18 +52,6 @@ MOST_NODES = 900
 """Nodes in one write: with the leases below the server's 1,000 messages per batch."""
 MOST_UNSAID = 500
 """Of one node: with more its checkpoint waits, since it must fit a message (1 MiB)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Writing:
-    """What is being written: nodes with the first sequence that their last checkpoint lacks, partitions with the
-    sequence that the new ones include."""
-
-    commit: int
-    nodes: Sequence[tuple[Node, int]] = ()
-    kept: Sequence[tuple[Partition, int]] = ()
-    layout: Sequence[Write] = ()
-    lives: str = ""
 
 
 class Core:
@@ -119,10 +109,12 @@ class Core:
                 self.suspects.heard(bucket, key, value)
             case Unread(subject=subject, body=body):
                 self.suspects.told(decode(subject.rpartition(".")[2]), body)
-            case WatchReplayed(bucket=bucket, keys=keys) if bucket == DEADLINES:
-                return self._began(keys, now_us)
+            case WatchBegins() | WatchReplayed() as said if said.bucket == DEADLINES:
+                return self._begins() if isinstance(said, WatchBegins) else self._began(said.keys, now_us)
             case ReadingFrom(subject=subject, start_seq=start_seq):
                 return self._reading(subject, start_seq)
+            case Disconnected():
+                self._replayed = False  # what the bucket has when the connection is back may be older
             case Reconnected(gap_us=gap_us):
                 self.shares.rebase(gap_us)
             case Draining():
@@ -154,6 +146,16 @@ class Core:
         return [node for node in self.nodes.values() if node.partition == part.number]
 
     # --- partitions: taken, read, followed, left ---
+
+    def _begins(self) -> list[Effect]:
+        """The bucket is said anew, be it older than before: it is taken as it is, and nothing is written yet. With it
+        the leases went back, and what is ours by an older one is taken and read anew."""
+        self._replayed = False
+        self._bucket.revision = 0
+        self.shares.begins()
+        for node in (*self.nodes.values(), *self._awaited):
+            node.revision = 0
+        return []
 
     def _began(self, keys: frozenset[str], now_us: int) -> list[Effect]:
         self._replayed = True

@@ -96,6 +96,12 @@ class Shares:
             lease.changed(change, now_us)
         return False
 
+    def begins(self) -> None:
+        """The bucket is said anew, be it older than before."""
+        self._beyond.clear()
+        for lease in (self._layout, self._lives, *(part.lease for part in self.parts)):
+            lease.begins()
+
     def replayed(self, keys: frozenset[str]) -> bool:
         """Keys that are not named are gone; True where there is no layout any more."""
         self._others = {key: seen for key, seen in self._others.items() if key in keys}

@@ -31,6 +31,7 @@ from shared.effects import (
     Received,
     Reconnected,
     Tick,
+    WatchBegins,
     WatchReplayed,
     Write,
 )
@@ -132,12 +133,15 @@ class Core:
                 return [answer(query, reply, self.lists, self.nodes, now_us)]
             case KeyChanged() as change:
                 self._heard(change, now_us, watched=True)
+            case WatchBegins(bucket=bucket) if bucket == NODES:
+                self._begins()
             case WatchReplayed(bucket=bucket, keys=keys):
                 self._replay_done(bucket, keys, now_us)
             case Tick(wall_us=wall_us):
                 self._tick(now_us, wall_us)
             case Disconnected():
                 self._deaf = True
+                self._replayed.discard(NODES)  # what is there when the connection is back may be older
             case Reconnected(gap_us=gap_us):
                 self._deaf = False
                 self._rebase(gap_us, now_us)
@@ -223,7 +227,7 @@ class Core:
         view = self._view(decode(change.key.removeprefix("node.")), now_us)
         facts = self._value(NodeFacts, change)
         if watched and self.lists.found(view.name, facts, change.revision):
-            self._by_whom(view, change)
+            self._by_whom(view, change, facts)
         if change.revision > view.revision:
             view.found(facts, change.revision)
         inside = self._value(RecordInside, change) if watched and facts else None
@@ -246,15 +250,25 @@ class Core:
         if not self.lease.ours:
             self._untold, self._behind, self.lists.foreign = None, 0, False
 
-    def _by_whom(self, view: NodeView, change: KeyChanged) -> None:
+    def _by_whom(self, view: NodeView, change: KeyChanged, facts: NodeFacts | None) -> None:
         """While we are the writer, nobody else should write a node."""
-        if self._untold is not None and change.value != self._wrote.get(change.key, (None,))[0]:
+        wrote = self._wrote.get(change.key, (None,))[0]
+        if self._untold is not None and change.value != wrote and facts != view.facts:
             self.lists.foreign = True
             self._mark(view)
 
     def _mark(self, view: NodeView) -> None:
         view.dirty = True
         self._unwritten[view.name] = None
+
+    def _begins(self) -> None:
+        """What rt_nodes has is said anew, be it older than before: it is taken as it is, and nothing is written yet."""
+        self._replayed.discard(NODES)
+        self._watched = 0
+        self.lease.begins()
+        self.lists.begins()
+        for view in self.nodes.values():
+            view.revision = 0
 
     def _replay_done(self, bucket: str, keys: frozenset[str], now_us: int) -> None:
         self._replayed.add(bucket)
@@ -274,7 +288,7 @@ class Core:
             self._noted_lease()
         if LISTS_KEY not in keys:
             self.lists.lost()
-        self.lists.whole()
+        self.lists.replayed()
 
     # --- time ---
 

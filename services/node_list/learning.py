@@ -17,11 +17,13 @@ from shared.effects import (
     Commit,
     CommitDone,
     CommitOutcome,
+    Disconnected,
     Draining,
     Effect,
     KeyChanged,
     Reconnected,
     Tick,
+    WatchBegins,
     WatchReplayed,
     Write,
 )
@@ -107,10 +109,14 @@ class Learning:
         match event:
             case KeyChanged(bucket=bucket) as change if bucket == LEARNED:
                 self._heard(change, now_us)
+            case WatchBegins(bucket=bucket) if bucket == LEARNED:
+                self._begins()
             case WatchReplayed(bucket=bucket, keys=keys) if bucket == LEARNED:
                 self._replay_done(keys)
             case CommitDone() as done:
                 self._committed(done, now_us)
+            case Disconnected():
+                self._replayed = False
             case Reconnected(gap_us=gap_us):
                 self.lease.rebase(gap_us)
             case Draining():
@@ -187,17 +193,26 @@ class Learning:
             self.counters["malformed"] += 1
 
     def _take_over(self, change: KeyChanged) -> None:
-        """Somebody else wrote it: what we added to an older one is given up."""
+        """Where somebody else wrote it, what we added to another is given up."""
         known = _known(change.key)
         message = LearnedProfile.trusted(change.value) if change.value else None
         kept = self._kept.get(known)
-        if kept is None or change.revision > kept.revision:
+        if kept is not None and not kept.revision and kept.message == message:
+            kept.revision = change.revision
+        elif kept is None or change.revision > kept.revision:
             self._put(known, message, change.revision)
 
     def _put(self, known: Known, message: LearnedProfile | None, revision: int) -> None:
         self._kept[known] = Kept(revision, message)
         self._changed.add(known)
         self.learned.put(*known, Profile.of(message) if message else None)
+
+    def _begins(self) -> None:
+        """The bucket is said anew, be it older than before."""
+        self._replayed = False
+        self.lease.begins()
+        for kept in self._kept.values():
+            kept.revision = 0
 
     def _replay_done(self, keys: frozenset[str]) -> None:
         self._replayed = True

@@ -68,10 +68,34 @@ class Lists:
         """What the watch has brought and the lists have not taken yet."""
         self._sums = dict.fromkeys(self.rankings, 0)
         """Per class, of all that was brought: of the devices' checksums, in whatever order they came."""
+        self._former: ListsRecord | None = None
+        """The newest from before the watch began, until it has brought all anew."""
+        self._ended = ""
+        """A numbering of which revisions were given that rt_nodes does not know of any more."""
         self._heard: dict[tuple[str, str], int] = {}
         """Per numbering and class: the last revision that stands in the stream of events."""
 
     # --- as rt_nodes is ---
+
+    def begins(self) -> None:
+        """The watch brings all anew, be it older than before."""
+        self._former = self._former or self.newest
+        self.newest_revision = self.key_revision = self._highest = 0
+        self._revisions.clear()
+
+    def replayed(self) -> None:
+        """It has. Where rt_nodes has gone back so have the lists' revisions, and they are not given twice."""
+        former, self._former = self._former, None
+        if former:
+            self._given(former.start_id, former.revisions)
+        self.whole()
+
+    def _given(self, start_id: str, revisions: Mapping[str, int]) -> None:
+        """These were, so that rt_nodes has gone back if it does not know of them."""
+        if self.newest and self.newest.start_id == start_id:
+            now = self.newest.revisions
+            if any(now.get(wanted, 0) < revision for wanted, revision in revisions.items()):
+                self._ended = start_id
 
     def found(self, node: str, facts: NodeFacts | None, revision: int) -> bool:
         """The watch brings a node's key; False for what is known. It stands in the lists once its write is whole."""
@@ -110,6 +134,8 @@ class Lists:
     def take_over(self) -> None:
         """Nobody else can write any more and the watch has brought all: what no record tells of, somebody else did."""
         self.foreign = self.foreign or not self._is_all()
+        for (start_id, wanted), revision in self._heard.items():
+            self._given(start_id, {wanted: revision})
         self._take()
 
     def _is_all(self) -> bool:
@@ -171,9 +197,10 @@ class Lists:
 
         The record goes into each write of a node, whose key may have the one that counted so far.
         """
-        known = self.newest or ListsRecord(start_id=new_id, revisions={})
+        ended = self.newest is None or self.newest.start_id == self._ended
+        known = ListsRecord(start_id=new_id, revisions={}) if self.newest is None or ended else self.newest
         nodes = {node: _by_uuid(facts) for node, facts in writes.items()}
-        deltas = tuple(self._deltas(nodes, at_us, known))
+        deltas = tuple(self._deltas(nodes, at_us, known, all_of_them=self.newest is not None and ended))
         if not deltas and not (writes and self.newest):
             return None
         revisions = known.revisions | {delta.deadline_class: delta.revision for delta in deltas}
@@ -182,10 +209,12 @@ class Lists:
         sums = {wanted: of_all + more[wanted] for wanted, of_all in self._sums.items()}
         return Plan(ListsRecord(start_id=known.start_id, revisions=revisions, unsaid=unsaid, sums=sums), deltas)
 
-    def _deltas(self, nodes: Mapping[str, Devices], at_us: int, known: ListsRecord) -> Iterator[ListDelta]:
+    def _deltas(
+        self, nodes: Mapping[str, Devices], at_us: int, known: ListsRecord, *, all_of_them: bool
+    ) -> Iterator[ListDelta]:
         for wanted, ranking in self.rankings.items():
             moves = [move for node, devices in nodes.items() for move in self._moves(wanted, node, devices)]
-            if moves or self.foreign:
+            if moves or self.foreign or all_of_them:
                 yield ListDelta(
                     at_us=at_us,
                     deadline_class=wanted,

@@ -141,6 +141,7 @@ class NodeView:
     def found(self, facts: NodeFacts | None, revision: int) -> None:
         """rt_nodes as it is; what its writer has said already we need not say."""
         self.revision = revision
+        numbered = max(self.told, self.facts.changes if self.facts else 0)
         if facts is None:
             self.facts = None
             return
@@ -149,9 +150,9 @@ class NodeView:
             self.said = facts.state
         if facts.state == self.liveness.state:
             self.events = []
-        self.facts, self.changes = facts, facts.changes
-        renumbered = [e.model_copy(update={"number": facts.changes + n}) for n, e in enumerate(self.events, 1)]
-        self.events, self.changes = renumbered, facts.changes + len(renumbered)
+        self.facts, numbered = facts, max(numbered, facts.changes)  # older facts do not make numbers be given again
+        self.events = [e.model_copy(update={"number": numbered + n}) for n, e in enumerate(self.events, 1)]
+        self.changes = numbered + len(self.events)
 
     def written(self, facts: NodeFacts, revision: int) -> list[NodeEvent]:
         """Our own write is there, or was until another's; returns the changes that are to be said now."""

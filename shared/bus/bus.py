@@ -20,7 +20,7 @@ from shared.bus.msg import NOBODY, Headers, Msg, NoResponders
 from shared.bus.pull import Acks, Pull
 from shared.bus.snapshot import backup, restore
 from shared.clock import Clock, SystemClock
-from shared.effects import CommitDone, KeyChanged, WatchReplayed, Write
+from shared.effects import CommitDone, KeyChanged, WatchEvent, Write
 from shared.errors import BusError, OutcomeUnknownError
 from shared.settings import ServiceSettings
 from shared.streams import bucket_stream, named, wanted
@@ -210,7 +210,7 @@ class Bus:
     async def watch(
         self,
         bucket: str,
-        handler: Callable[[KeyChanged | WatchReplayed], Awaitable[None]],
+        handler: Callable[[WatchEvent], Awaitable[None]],
         keys: str = ">",
         at_once: Callable[[KeyChanged], bool] = lambda _: False,
     ) -> NoReturn:

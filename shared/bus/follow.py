@@ -14,7 +14,7 @@ from shared.bus.endless import Endless, Mend, Told
 from shared.bus.jetstream import JetStream, StoredMsg
 from shared.bus.msg import Msg
 from shared.bus.pulse import HEARTBEAT_S, Pulse
-from shared.effects import KeyChanged, WatchReplayed
+from shared.effects import KeyChanged, WatchBegins, WatchEvent, WatchReplayed
 from shared.errors import BusError
 
 INACTIVE_S = 10
@@ -163,15 +163,15 @@ class Follow(Endless):
 
 
 class Watch(Endless):
-    """A bucket: every key as it is, then WatchReplayed, then every change; all of it again after any doubt. ``keys``,
-    with the wildcards of subjects, says of which keys: of the others nothing is said."""
+    """A bucket: WatchBegins, every key as it is, WatchReplayed, then every change; all of it again after any doubt.
+    ``keys``, with the wildcards of subjects, says of which keys: of the others nothing is said."""
 
     def __init__(  # noqa: PLR0913  # what a watch is told at its start, and nothing later
         self,
         js: JetStream,
         bucket: str,
         shown: str,
-        handler: Callable[[KeyChanged | WatchReplayed], Awaitable[None]],
+        handler: Callable[[WatchEvent], Awaitable[None]],
         told: Told,
         mend: Mend,
         keys: str = ">",
@@ -188,7 +188,12 @@ class Watch(Endless):
     async def once(self) -> str:
         replay = _Replay(self._js, self._stream, self._filter)
 
+        async def begin() -> None:
+            if replay.begins():
+                await self._handler(WatchBegins(self._shown))
+
         async def look() -> None:
+            await begin()
             if (keys := await replay.complete()) is not None:
                 names = frozenset(subject.removeprefix(self._prefix) for subject in keys)
                 await self._handler(WatchReplayed(self._shown, names))
@@ -197,6 +202,7 @@ class Watch(Endless):
             return KeyChanged(self._shown, message.subject.removeprefix(self._prefix), value_of(message), message.seq)
 
         async def deliver(message: StoredMsg) -> None:
+            await begin()
             change = changed(message)
             replay.saw(message.subject, present=change.value is not None)
             await self._handler(change)
@@ -223,7 +229,12 @@ class _Replay:
         self._wanted = wanted
         self._keys: set[str] = set()
         self._gone: set[str] = set()
-        self._complete = False
+        self._begun = self._complete = False
+
+    def begins(self) -> bool:
+        """True the first time: the server says what it holds."""
+        begun, self._begun = self._begun, True
+        return not begun
 
     @property
     def done(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from shared.bus import Bus, Listening, Msg, StoredMsg
 from shared.clock import Clock
-from shared.effects import KeyChanged, Received, Unread, WatchReplayed
+from shared.effects import Received, Unread, WatchEvent, WatchReplayed
 from shared.errors import FieldError
 from shared.log import Logger
 from shared.messages import MAX_BODY_BYTES, Message
@@ -59,7 +59,7 @@ class Intake:
         )
 
     async def watch(self, replayed: Callable[[], None]) -> None:
-        async def on_event(event: KeyChanged | WatchReplayed) -> None:
+        async def on_event(event: WatchEvent) -> None:
             await self._shell.inbox.put(event)
             if isinstance(event, WatchReplayed):
                 replayed()

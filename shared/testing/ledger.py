@@ -47,6 +47,17 @@ class MemoryLedger:
         """Its time to live is over: it is as if it had never been, and no watch says so."""
         del self.values[key]
 
+    def rewind_leases(self, most: int) -> None:
+        """The server lost its last writes, but none of other keys than leases; it gives their revisions again."""
+        while most and self.log and self.log[-1].key.startswith("lease."):
+            key, most = self.log.pop().key, most - 1
+            before = next((change for change in reversed(self.log) if change.key == key), None)
+            if before is None:
+                self.values.pop(key, None)
+            else:
+                self.values[key] = (before.value, before.revision)
+        self.seq = self.log[-1].revision if self.log else 0
+
     def revision(self, key: str) -> int:
         return self.values.get(key, (None, 0))[1]
 

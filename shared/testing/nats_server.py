@@ -102,6 +102,19 @@ class NatsServer:
         (self.kill if kill else self.terminate)()
         self.start()
 
+    def keep(self) -> None:
+        """Stop, put a copy of the store aside, and start again."""
+        self.terminate()
+        shutil.copytree(self._folder / "store", self._folder / "kept")
+        self.start()
+
+    def rewind(self) -> None:
+        """SIGKILL, and start again with the store as it was kept: as after a power loss, or from a backup."""
+        self.kill()
+        shutil.rmtree(self._folder / "store")
+        shutil.copytree(self._folder / "kept", self._folder / "store")
+        self.start()
+
     def stop(self) -> None:
         """End it whatever its state; harmless when it is not running."""
         if self.running:

@@ -11,7 +11,7 @@ import nats
 import pytest
 
 from shared.bus import ApiError, Bus, StoredMsg
-from shared.effects import KeyChanged, WatchReplayed, Write
+from shared.effects import KeyChanged, WatchBegins, WatchEvent, WatchReplayed, Write
 from shared.errors import NoStreamError
 from shared.settings import ServiceSettings
 from shared.subjects import EVENTS_STREAM, LEDGER, PLACE_STREAM
@@ -240,8 +240,13 @@ class Watched:
     def __init__(self) -> None:
         self.replays: list[frozenset[str]] = []
         self.keys: dict[str, bytes] = {}
+        self.begun = 0
 
-    async def __call__(self, event: KeyChanged | WatchReplayed) -> None:
+    async def __call__(self, event: WatchEvent) -> None:
+        if isinstance(event, WatchBegins):
+            self.begun += 1
+            return
+        assert self.begun, "a watch begins before it says anything"
         if isinstance(event, WatchReplayed):
             self.replays.append(event.keys)
             self.keys = {key: value for key, value in self.keys.items() if key in event.keys}
@@ -288,9 +293,10 @@ async def test_changes_that_are_taken_at_once_stay_in_order_with_those_that_wait
             told.append(change.revision)
         return change.revision % 3 > 0
 
-    async def handle(event: KeyChanged | WatchReplayed) -> None:
+    async def handle(event: WatchEvent) -> None:
         if isinstance(event, WatchReplayed):
             replayed.set()
+        if not isinstance(event, KeyChanged):
             return
         await asyncio.sleep(0.005)  # others come meanwhile
         told.append(event.revision)
@@ -317,6 +323,7 @@ async def test_B10_a_watch_lives_through_a_restart_and_replays(
         await until(lambda: len(watched.replays) == 2)
         await bus.commit(LEDGER, [Write("b", None, 2)])
         await until(lambda: watched.keys == {"a": b"1"})
+    assert 2 == watched.begun
 
 
 async def test_a_key_that_ran_out_while_the_link_was_down_is_missing_in_the_replay(

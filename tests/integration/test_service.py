@@ -16,6 +16,7 @@ from shared.effects import (
     Publish,
     Received,
     Tick,
+    WatchBegins,
     WatchReplayed,
     Write,
 )
@@ -149,7 +150,7 @@ async def test_the_core_hears_watches_before_streams_and_streams_before_requests
         await ask(bus, "rt.echo", text="hello")
         await until(lambda: len(toy.core.of(Received)) == 2)
         kinds = [type(event) for event in toy.core.events]
-    assert [KeyChanged, WatchReplayed] == kinds[:2]
+    assert [WatchBegins, KeyChanged, WatchReplayed] == kinds[:3]
     assert {"rt.events.toy.x", "rt.echo"} == {event.subject for event in toy.core.of(Received)}
 
 

@@ -1,5 +1,6 @@
 """Whoever follows a list has exactly the list: against rt_nodes itself, with lost, doubled and late messages, writers
-that die, are deposed or never learn whether they wrote, writes that come late or never, and instances that lag."""
+that die, are deposed or never learn whether they wrote, writes that come late or never, instances that lag, and a
+server that comes back with an older bucket."""
 
 from __future__ import annotations
 
@@ -15,7 +16,20 @@ from hypothesis import strategies as st
 
 from services.node_list.core import LEASE, Core
 from services.node_list.nodes import Policy
-from shared.effects import Commit, CommitDone, CommitOutcome, KeyChanged, Publish, Received, Reply, Tick, WatchReplayed
+from shared.effects import (
+    Commit,
+    CommitDone,
+    CommitOutcome,
+    Disconnected,
+    KeyChanged,
+    Publish,
+    Received,
+    Reconnected,
+    Reply,
+    Tick,
+    WatchBegins,
+    WatchReplayed,
+)
 from shared.lists import Device, Follower, Listed
 from shared.messages import DeviceFacts, ListDelta, NodeFacts, NodeMetrics, NodeReservations, NodesReply
 from shared.subjects import DEADLINES, LEDGER, NODES, Subjects, node_key
@@ -40,17 +54,23 @@ class Instance:
     """Answers of the server that are still on their way."""
     outbox: list[Publish] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
+    cut_off: bool = False
+    """Its connection was lost, and its watch has not begun anew."""
 
 
 class World:
     """rt_nodes with its log, the stream of events, instances of the node-list, and one follower."""
 
-    def __init__(self, seed: int) -> None:
-        self.chance = Random(seed)
+    def __init__(self, seed: int, *, rewinds: bool = False) -> None:
+        self.chance, self.rewinds = Random(seed), rewinds
+        self.ended: set[str] = set()
+        """Numberings of which revisions were lost."""
         self.now_us = 10 * SECOND
         self.counter = 0
         self.log: list[KeyChanged] = []
         self.keys: dict[str, KeyChanged] = {}
+        self.whole = [0]
+        """Lengths that the log had between two writes: a batch is lost whole or not."""
         self.late: list[Commit] = []
         """On their way to the server, when whoever sent them has given up waiting."""
         self.landed: Counter[str] = Counter()
@@ -66,10 +86,15 @@ class World:
         it = Instance(Core(Subjects(), POLICY, f"i{self.starts}", lease_us=3 * SECOND, tick_us=250_000), len(self.log))
         for bucket in (LEDGER, DEADLINES):
             self.tell(it, WatchReplayed(bucket, frozenset()))
+        self.replay(it)
+        return it
+
+    def replay(self, it: Instance) -> None:
+        self.tell(it, WatchBegins(NODES))
         for change in sorted(self.keys.values(), key=lambda change: change.revision):
             self.tell(it, change)
         self.tell(it, WatchReplayed(NODES, frozenset(self.keys)))
-        return it
+        it.seen = len(self.log)
 
     def tell(self, it: Instance, event: object) -> None:
         for effect in it.core.handle(event, self.now_us):
@@ -89,6 +114,7 @@ class World:
         happens: list[Any] = [self.beat, self.beat, self.hold, self.hold, self.time, self.say, self.say, self.land]
         happens += 4 * [self.commit, self.answer, self.watch] + 3 * [self.ask]
         happens += [self.kill] if self.chance.random() < 0.2 else []
+        happens += [self.rewind] if self.rewinds and self.chance.random() < 0.2 else []
         self.chance.choice(happens)(it)
         self.compare()
 
@@ -117,7 +143,26 @@ class World:
             for it in self.instances:
                 self.tell(it, Tick("age", self.chance.randrange(1 << 50)))
 
+    def rewind(self, _: Instance) -> None:
+        """The server comes back with rt_nodes as it was before, or empty; it gives the lost revisions again."""
+        if (record := record_in(self.keys.values())) is not None:
+            self.ended.add(record.start_id)
+        self.whole = self.whole[: self.chance.choice([1, self.chance.randint(1, len(self.whole))])]
+        self.log = self.log[: self.whole[-1]]
+        self.keys = {change.key: change for change in self.log}
+        self.late.clear()
+        for it in self.instances:
+            while it.done:  # had come before the connection was lost
+                self.answer(it)
+            self.tell(it, Disconnected())
+            unknown = [CommitDone(c.commit, CommitOutcome.UNKNOWN, current=self.current(c)) for c in it.commits]
+            it.done, it.commits, it.cut_off = unknown, [], True
+
     def watch(self, it: Instance) -> None:
+        if it.cut_off:
+            it.cut_off = False
+            self.tell(it, Reconnected(0))
+            self.replay(it)
         for _ in range(self.chance.choice([1, 3, 99])):
             if it.seen < len(self.log):
                 change = self.log[it.seen]
@@ -156,6 +201,7 @@ class World:
         for write in commit.writes:
             self.keys[write.key] = KeyChanged(NODES, write.key, write.value, len(self.log) + 1)
             self.log.append(self.keys[write.key])
+        self.whole.append(len(self.log))
         self.note()
         if not known:
             return CommitDone(commit.commit, CommitOutcome.UNKNOWN, current=self.current(commit))
@@ -198,7 +244,10 @@ class World:
             self.follower.read(body)
 
     def kill(self, it: Instance) -> None:
-        """With all that it had still to say; another takes its place."""
+        """With all that it had still to say; another takes its place. Who starts cannot know of what was lost."""
+        record = record_in(self.keys.values())
+        if self.ended and (record is None or record.start_id in self.ended):
+            return
         self.instances[self.instances.index(it)] = self.started()
 
     # --- what must hold ---
@@ -221,7 +270,7 @@ class World:
             self.now_us += 250_000
             for it in self.instances:
                 self.tell(it, Tick("age", 0))
-                while it.commits or it.done or it.outbox or it.seen < len(self.log):
+                while it.commits or it.done or it.outbox or it.seen < len(self.log) or it.cut_off:
                     self.commit(it)
                     self.answer(it)
                     self.say(it)
@@ -236,6 +285,24 @@ def listed(devices: Iterable[tuple[str, DeviceFacts]]) -> dict[Device, Listed]:
         (node, one.uuid): Listed((said := one.classes[WANTED]).standing, said.slack_us, said.reason, said.unproven)
         for node, one in devices
     }
+
+
+@given(st.integers(0, 1 << 32))
+@settings(max_examples=25, deadline=None)
+def test_a_follower_has_exactly_the_list_when_rt_nodes_goes_back(seed: int) -> None:
+    world = World(seed, rewinds=True)
+    for _ in range(300):
+        world.step()
+    world.settle()
+    for delta in world.stream.values():  # should the last one have been lost
+        if delta.deadline_class == WANTED:
+            world.follower.hear(delta)
+    world.settle()
+    follower, record = world.follower, record_in(world.keys.values())
+    assert record is not None
+    assert (record.start_id, record.revisions.get(WANTED, 0)) == (follower.start_id, follower.revision)
+    assert world.published() == follower.devices
+    assert [True] == [it.core.lease.active for it in world.instances if it.core.lease.active]
 
 
 @given(st.integers(0, 1 << 32))

@@ -237,6 +237,16 @@ class PlacersMachine(RuleBasedStateMachine):
         self.cut_off.add(name)
         self.world.tell(name, Disconnected())
 
+    @rule(most=st.sampled_from([1, 5, 1_000]))
+    def leases_go_back(self, most: int) -> None:
+        """The server comes back without its last writes; of others than leases placers would raise an alarm."""
+        self.world.ledger.rewind_leases(most)
+        for name in self.world.placers:
+            self.cut_off.add(name)
+            self.world.tell(name, Disconnected())
+        while any(isinstance(task.effect, Commit) for task in self.world.tasks):
+            self.commit_unknown(written=False)
+
     @rule()
     def heal(self) -> None:
         for name in sorted(self.cut_off):

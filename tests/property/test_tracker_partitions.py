@@ -1,4 +1,5 @@
-"""Trackers on one stream and one bucket: whoever dies, hangs, is deposed or slow, each verdict is said, and once.
+"""Trackers on one stream and one bucket: whoever dies, hangs, is deposed or slow, and where the server comes back with
+an older bucket, each verdict is said, and once.
 
 A life is drawn from one seed: rounds of ordinary work, in which each tracker does its parts in any order and some of
 them not at all, and now and then something happens to one of them.
@@ -33,6 +34,7 @@ class Trackers:
     """Up to three at work at once, each start a process of its own."""
 
     drawn: Random
+    rewinds: bool = False
     server: Server = field(default_factory=Server)
     now_us: int = 0
     starts: int = 0
@@ -61,6 +63,8 @@ class Trackers:
                     self.work(it, part)
         if self.drawn.random() < 0.15:
             self.happens()
+        if self.rewinds and self.drawn.random() < 0.05:
+            self.rewind()
 
     def work(self, it: Tracker, part: str) -> None:
         match part:
@@ -92,6 +96,11 @@ class Trackers:
         if not self.at_work:
             self.begin()
 
+    def rewind(self) -> None:
+        self.server.rewind(self.drawn.choice((0, 1, 2, 5, 20, 10_000)))
+        for it in self.at_work:
+            it.cut()
+
     def come_to_rest(self) -> None:
         for _ in range(4 * LEASE_TICKS):
             for it in self.at_work:
@@ -102,14 +111,29 @@ class Trackers:
                 it.all_of_it()
 
 
+SEEDED = settings(max_examples=100, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+"""A seed has no less."""
+
+
 @given(st.lists(histories(), min_size=4, max_size=4), st.integers(0, 2**32))
-@settings(max_examples=100, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))  # a seed has no less
+@SEEDED
 def test_each_verdict_stands_in_the_stream_once_whoever_dies_hangs_comes_or_leaves(
     drawn: list[list[TaskBatch]], seed: int
 ) -> None:
+    _live(drawn, Trackers(Random(seed)))
+
+
+@given(st.lists(histories(), min_size=4, max_size=4), st.integers(0, 2**32))
+@SEEDED
+def test_each_verdict_stands_in_the_stream_once_when_the_bucket_goes_back(
+    drawn: list[list[TaskBatch]], seed: int
+) -> None:
+    _live(drawn, Trackers(Random(seed), rewinds=True))
+
+
+def _live(drawn: list[list[TaskBatch]], trackers: Trackers) -> None:
     told = {node: list(_singly(node, history)) for node, history in zip(NODES, drawn, strict=True)}
     left = deque(one for four in zip_longest(*told.values()) for one in four if one)
-    trackers = Trackers(Random(seed))
     trackers.begin()
     while left:
         for _ in range(min(len(left), trackers.drawn.randint(0, 4))):

@@ -49,6 +49,7 @@ from shared.effects import (
     Received,
     Reply,
     Tick,
+    WatchBegins,
     WatchReplayed,
 )
 from shared.errors import FieldError
@@ -114,6 +115,7 @@ class Core:
             Received: self._received,
             Tick: self._tick,
             KeyChanged: self._key_changed,
+            WatchBegins: self._begins,
             WatchReplayed: self._replayed,
             ReadDone: self._read_done,
             CommitDone: self._committed,
@@ -307,6 +309,12 @@ class Core:
         elif before is None:
             for record in list(self.ledger.live_records()):
                 self._record_changed(record.request_id)
+
+    def _begins(self, event: WatchBegins) -> None:
+        if event.bucket == LEDGER:
+            self.following.begins()
+            self.ledger.begins()
+            self.delivery.begins()
 
     def _replayed(self, event: WatchReplayed) -> None:
         if event.bucket == NODES:

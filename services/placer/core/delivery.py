@@ -25,15 +25,22 @@ class Delivery:
         """Revision of the ledger up to which the stream of events has all that this placer wrote."""
         self._begun = 0
         """Revision that the watch had shown when the last batch was begun: what is in flight comes after it."""
-        self._asked = False
+        self._asked = self._late = False
+
+    def begins(self) -> None:
+        """The ledger is said anew: an answer that is under way is of a revision from before."""
+        self._late = self._asked
 
     def begun(self) -> None:
         """A batch is begun."""
         self._begun = self._core.following.revision
 
     def starts(self) -> None:
-        """The ledger was read: what was there before this placer's first commit is not its own."""
-        self.told = self.told or self._core.following.revision
+        """The ledger was read: what was there before this placer's first commit is not its own. Where it has gone back,
+        what comes now has revisions that were told of before."""
+        now = self._core.following.revision
+        self.told = min(self.told, now) if self.told else now
+        self._begun = min(self._begun, self.told)
 
     def starts_anew(self) -> None:
         """The ledger is another."""
@@ -51,8 +58,8 @@ class Delivery:
 
     def delivered(self, event: Delivered) -> None:
         """The stream has all."""
-        self._asked = False
-        if self._core.following.alarm is None:  # else it was another ledger's revision
+        late, self._asked, self._late = self._late, False, False
+        if self._core.following.alarm is None and not late:  # else it was another ledger's revision
             self.told = event.revision
             for holder in event.gone:
                 self._core.add(DropLease(holder))

@@ -34,14 +34,20 @@ class Following:
     def own_ids(self) -> tuple[str, ...]:
         return (*((self.ledger_id,) if self.ledger_id else ()), *self.former)
 
+    def begins(self) -> None:
+        """The ledger is said anew: until all is heard it may be another."""
+        self.lost()
+        self.revision = 0
+
     def heard(self, change: KeyChanged) -> None:
         """The watch delivered a key."""
         self._heard[change.key] = change
         self.revision = change.revision
 
     def lost(self) -> None:
-        """Nothing is heard any more: what happens to the ledger now is not seen."""
+        """Nothing is heard any more: what happens to the ledger now is not seen, nor is what is being read of it."""
         self.ok = False
+        self._asked = {}
 
     def replayed(self, event: WatchReplayed, ledger: Ledger) -> tuple[str, ...]:
         """The watch has delivered everything. Returns the keys to read where something does not fit."""
@@ -62,12 +68,12 @@ class Following:
 
     def read(self, current: tuple[KeyChanged, ...]) -> str | None:
         """The keys as the server has them; what is wrong with the ledger, None where nothing is."""
-        older = [change for change in current if change.revision < self._asked.get(change.key, 0)]
-        self._asked = {}
+        asked, self._asked = self._asked, {}
+        older = [change for change in current if change.revision < asked.get(change.key, 0)]
         if older:
             first = older[0]
             return f"the ledger was lost or rewound: {first.key} is at revision {first.revision}, which was newer"
-        self.ok = self.alarm is None
+        self.ok = self.ok or (bool(asked) and self.alarm is None)
         return None
 
     def identity(self, ledger: Ledger) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import takewhile
 from operator import attrgetter
@@ -155,6 +155,13 @@ class Ledger:
             for name, stored in self._tables[kind].items():
                 if stored.value is not None or stored.broken:
                     yield name_key(name), stored
+
+    def begins(self) -> None:
+        """The watch says everything anew. Leases are taken as they are then, be they older: to write them is how a
+        placer goes on, and no decision is lost with one. Those that are gone run out. Of other keys an older revision
+        is a reason to stop.
+        """
+        self.leases.update({name: replace(stored, revision=0) for name, stored in self.leases.items()})
 
     def observe(self, change: KeyChanged, now_us: int, ours: Message | None = None) -> Key | None:
         """Take in what a key is now. Returns the key where that is news, None where as new or newer is known.
