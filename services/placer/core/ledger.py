@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
 from operator import attrgetter
@@ -157,11 +157,9 @@ class Ledger:
                     yield name_key(name), stored
 
     def begins(self) -> None:
-        """The watch says everything anew. Leases are taken as they are then, be they older: to write them is how a
-        placer goes on, and no decision is lost with one. Those that are gone run out. Of other keys an older revision
-        is a reason to stop.
-        """
-        self.leases.update({name: replace(stored, revision=0) for name, stored in self.leases.items()})
+        """The watch says everything anew. Leases are taken as they are then, be they older, since no decision is lost
+        with one, and those that are gone run out; of other keys an older revision is a reason to stop."""
+        self.leases.update({name: stored._replace(revision=0) for name, stored in self.leases.items()})
 
     def observe(self, change: KeyChanged, now_us: int, ours: Message | None = None) -> Key | None:
         """Take in what a key is now. Returns the key where that is news, None where as new or newer is known.
@@ -459,9 +457,7 @@ class Draft:
             writes.append(self._write(request_key(request_id), record, ttl_s))
         for node, reservations in self._nodes.items():
             if reservations != self._ledger.reservations(node):
-                # made as it is: what is kept of it is the very tuple that the cluster has counted
-                held = NodeReservations.model_construct(node=node, reservations=reservations)
-                writes.append(self._write(node_key(node), held))
+                writes.append(self._write(node_key(node), NodeReservations(node=node, reservations=reservations)))
         for name, lease in self._leases.items():
             writes.append(self._write(lease_key(name), lease))
         if len(writes) > MOST_KEYS:
