@@ -119,7 +119,7 @@ class Core:
                 self.shares.rebase(gap_us)
             case Draining():
                 self._stopping = True
-                return self._last_words() if self._replayed and self._writing is None else []
+                return self._last_words() if self._writing is None else []
         return []
 
     def wants(self, subject: str) -> bool:
@@ -422,8 +422,10 @@ class Core:
 
     def _last_words(self) -> list[Effect]:
         """What changed, and all leases, so that others need not wait."""
-        self._ended, ended = True, self._ended
-        return [] if ended else [self._checkpoint(self._dirty(), self.shares.held, [])]
+        if self._ended or not self._replayed:
+            return []
+        self._ended = True
+        return [self._checkpoint(self._dirty(), self.shares.held, [])]
 
     def _committed(self, done: CommitDone, now_us: int) -> list[Effect]:
         writing = self._writing

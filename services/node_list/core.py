@@ -456,7 +456,7 @@ class Core:
     def _step_down(self) -> list[Effect]:
         """Last words: the lease is given back, so that a standby need not wait for it to run out."""
         self._stopping = True
-        if not self.lease.active or self._writing:
+        if not self.lease.active or self._writing or NODES not in self._replayed:
             return []
         self._commit += 1
         return [Commit(self._commit, NODES, (self.lease.give_back(),))]

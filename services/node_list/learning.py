@@ -261,7 +261,7 @@ class Learning:
     def _step_down(self) -> list[Effect]:
         """Last words: what is new, and the lease, so that a standby need not wait."""
         self._stopping = True
-        if not self.lease.active or self._writing:
+        if not self.lease.active or self._writing or not self._replayed:
             return []
         added = [known for known, kept in self._kept.items() if kept.added]
         return [self._commit_of(added[:MOST_WRITES], self.lease.give_back())]

@@ -161,14 +161,21 @@ class Commits:
         connection.push()
 
     async def read(self, bucket: str, shown: str, keys: Sequence[str]) -> tuple[KeyChanged, ...]:
-        """The keys as they are now; waits for the server as long as it takes, the caller's task is its bound."""
-        limit = asyncio.Semaphore(READERS)
+        """The keys as they are now; waits for the server as long as it takes, the caller's task is its bound. Read all
+        anew where the link was lost meanwhile: a server that comes back may have less, and give revisions again.
+        """
+        connection, limit = self._js.connection, asyncio.Semaphore(READERS)
 
         async def one(key: str) -> KeyChanged:
             async with limit:
                 return await self._read_one(bucket, shown, key)
 
-        return tuple(await asyncio.gather(*(one(key) for key in keys)))
+        while True:
+            await connection.wait_up()
+            lost = connection.lost
+            found = tuple(await asyncio.gather(*(one(key) for key in keys)))
+            if not lost.done():
+                return found
 
     async def _read_one(self, bucket: str, shown: str, key: str) -> KeyChanged:
         wait_s = RETRY_FIRST_S

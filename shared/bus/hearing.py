@@ -62,5 +62,6 @@ class Hearing:
 
     def forget(self) -> None:
         """What waits is not handled any more."""
+        self._waiting.clear()
         if self._working is not None:
             self._working.cancel()

@@ -212,7 +212,7 @@ SMALL_BYTES = 4096
 """Bodies up to it are remembered as they were read, the last 256 of them and of what they say beside their id: a few
 MiB at most."""
 
-_ID = re.compile(rb'"request_id"\s*:\s*"([ !#-\[\]-~]{1,253})"')
+_ID = re.compile(rb'"request_id"[ \t\r\n]*:[ \t\r\n]*"([ !#-\[\]-~]{1,253})"')
 """With a name that stands as it is in JSON and that needs no further look."""
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from shared.bus import Bus, Listening, Msg, StoredMsg
 from shared.clock import Clock
-from shared.effects import Received, Unread, WatchEvent, WatchReplayed
+from shared.effects import KeyChanged, Received, Unread, WatchEvent, WatchReplayed
 from shared.errors import FieldError
 from shared.log import Logger
 from shared.messages import MAX_BODY_BYTES, Message
@@ -59,12 +59,17 @@ class Intake:
         )
 
     async def watch(self, replayed: Callable[[], None]) -> None:
+        inbox = self._shell.inbox
+
         async def on_event(event: WatchEvent) -> None:
-            await self._shell.inbox.put(event)
+            if isinstance(event, KeyChanged):
+                await inbox.put(event)
+                return
+            inbox.post(event)  # never waits: a key that is read meanwhile would come before it
             if isinstance(event, WatchReplayed):
                 replayed()
 
-        await self._shell.bus.watch(self._listen.subject, on_event, self._listen.keys, self._shell.inbox.offer)
+        await self._shell.bus.watch(self._listen.subject, on_event, self._listen.keys, inbox.offer)
 
     # --- requests ---
 

@@ -136,6 +136,12 @@ def test_the_hash_of_a_copy_is_that_of_what_it_says() -> None:
     assert other.body_hash() == PlaceRequest.from_json(with_fields(request_id="a", cpu_milli=7, env={})).body_hash()
 
 
+def test_what_is_no_json_is_none_beside_a_like_body_either() -> None:
+    PlaceRequest.from_json(b'{"request_id":"a","command":["x"],"name":"no json"}')
+    with pytest.raises(FieldError):
+        PlaceRequest.from_json(b'{"request_id"\x0b:"b","command":["x"],"name":"no json"}')
+
+
 def test_a_request_is_the_same_whatever_its_candidates_and_its_id() -> None:
     one = PlaceRequest.from_json(with_fields(request_id="a", candidates=["n1"]))
     other = PlaceRequest.from_json(with_fields(request_id="b", candidates=["n1", "n2"]))

@@ -109,6 +109,11 @@ class GroupCommit:
         self.in_flight = None
         return batch
 
+    def begins(self) -> None:
+        """The watch says everything anew: what it has shown of the batch in flight may be lost by now."""
+        if self.in_flight is not None:
+            self.in_flight.seen.clear()
+
     def await_end(self, change: KeyChanged) -> bool:
         """Whether the watch shows what the batch in flight writes: its end, which is near, says so too."""
         if self.in_flight is None or self.in_flight.draft.ours(change) is None:

@@ -314,6 +314,7 @@ class Core:
         if event.bucket == LEDGER:
             self.following.begins()
             self.ledger.begins()
+            self.commits.begins()
             self.delivery.begins()
 
     def _replayed(self, event: WatchReplayed) -> None:
@@ -333,7 +334,7 @@ class Core:
         self._first_words()
 
     def _first_words(self) -> None:
-        self.commits.add(RenewLease(self.delivery.told), first=True)
+        self.commits.add(RenewLease(lambda: self.delivery.told), first=True)
         self.commits.add(CreateLedger(self._new_ledger_id), first=True)
 
     def _read_done(self, event: ReadDone) -> None:
@@ -448,7 +449,7 @@ class Core:
             self.leases.grant(self.now_us)  # stopped for a while: what was renewed meanwhile is still in the inbox
         self._beat_us = self.now_us
         if not self._draining:
-            self.commits.add(RenewLease(self.delivery.told), first=True)
+            self.commits.add(RenewLease(lambda: self.delivery.told), first=True)
             if self.leader.vacant(self.now_us):
                 self.commits.add(Lead())
         if self.leader.leads:

@@ -28,6 +28,8 @@ class Following:
         """The newest that the watch has shown."""
         self._heard: dict[str, KeyChanged] = {}
         self._asked: dict[str, int] = {}
+        self._whole = False
+        """Whether the watch has shown everything."""
         self._identity_revision = 0
 
     @property
@@ -46,11 +48,12 @@ class Following:
 
     def lost(self) -> None:
         """Nothing is heard any more: what happens to the ledger now is not seen, nor is what is being read of it."""
-        self.ok = False
+        self.ok = self._whole = False
         self._asked = {}
 
     def replayed(self, event: WatchReplayed, ledger: Ledger) -> tuple[str, ...]:
         """The watch has delivered everything. Returns the keys to read where something does not fit."""
+        self._whole = True
         for key in self._heard.keys() - event.keys:
             if self._heard[key].value is not None:
                 del self._heard[key]
@@ -86,7 +89,7 @@ class Following:
         accepted = self.alarm is not None and revision > self._identity_revision
         self.ledger_id, self.former, self._identity_revision = found.ledger_id, found.former, revision
         if accepted:
-            self.alarm, self.ok = None, True
+            self.alarm, self.ok = None, self._whole
         return None
 
     def stop(self, alarm: str, ledger: Ledger) -> list[KeyChanged]:

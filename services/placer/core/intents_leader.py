@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from services.placer.core.containers import ListNode
@@ -31,9 +31,10 @@ class CreateLedger(Intent):
 
 @dataclass(frozen=True)
 class RenewLease(Intent):
-    """This placer is alive: its own lease counts on. All that it wrote up to revision `told` has been told."""
+    """This placer is alive: its own lease counts on, and says up to which revision all that it wrote has been told."""
 
-    told: int
+    told: Callable[[], int]
+    """Asked when it is planned: the ledger may have gone back since."""
 
     @property
     def key(self) -> Hashable:
@@ -43,7 +44,7 @@ class RenewLease(Intent):
         lease = scope.draft.lease(scope.me)
         counter = lease.counter + 1 if lease else 1
         ttl_us = scope.rules.lease_ttl_us
-        scope.draft.put_lease(scope.me, Lease(holder=scope.me, counter=counter, ttl_us=ttl_us, told=self.told))
+        scope.draft.put_lease(scope.me, Lease(holder=scope.me, counter=counter, ttl_us=ttl_us, told=self.told()))
         if scope.leads():
             scope.as_leader()
         return ()
