@@ -20,6 +20,7 @@ from shared.messages.ledger import (
     Step,
     Which,
     container_name,
+    which_of,
 )
 from shared.messages.nodes import (
     SOMEBODY,
@@ -172,4 +173,5 @@ __all__ = [
     "Xid",
     "container_name",
     "unknown_fields",
+    "which_of",
 ]

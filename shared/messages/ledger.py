@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
+from operator import attrgetter
 
 from pydantic import Field
 from pydantic_core import to_json
@@ -40,6 +41,8 @@ class Lease(Message):
 
 Which = tuple[str, int, int]
 """Request id, replica, generation: one placement of one replica, and so its container."""
+which_of = attrgetter("request_id", "replica", "generation")
+"""Of a Reservation: as its `which`, and quicker where there are many."""
 
 
 class Reservation(Own):

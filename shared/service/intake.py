@@ -46,9 +46,10 @@ class Intake:
 
     async def subscribe(self) -> Listening:
         """For requests and core messages."""
-        requests = self._listen.kind == "request"
-        on_message, at_once = (self._on_request, self._request_at_once) if requests else (self._on_core, _never)
-        return await self._shell.bus.subscribe(self._subject, on_message, self._listen.queue or "", at_once)
+        bus, queue = self._shell.bus, self._listen.queue or ""
+        if self._listen.kind == "request":
+            return await bus.subscribe(self._subject, self._on_request, queue, self._request_at_once)
+        return await bus.subscribe(self._subject, self._on_core, queue)
 
     async def follow(self, start_seq: int) -> None:
         await self._shell.bus.follow(_needed(self._listen.stream), self._subject, start_seq, self._on_stored)
@@ -201,7 +202,3 @@ def request_id_of(body: bytes) -> str | None:
 def _needed(value: str | None) -> str:
     assert value is not None, "a stream listen names its stream, a work listen also its durable"
     return value
-
-
-def _never(_: Msg) -> bool:
-    return False

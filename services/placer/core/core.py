@@ -334,8 +334,11 @@ class Core:
         self._first_words()
 
     def _first_words(self) -> None:
-        self.commits.add(RenewLease(lambda: self.delivery.told), first=True)
+        self._renew()
         self.commits.add(CreateLedger(self._new_ledger_id), first=True)
+
+    def _renew(self) -> None:
+        self.commits.add(RenewLease(lambda: self.delivery.told), first=True)
 
     def _read_done(self, event: ReadDone) -> None:
         if event.listed is None and (wrong := self.following.read(event.current)):
@@ -449,7 +452,7 @@ class Core:
             self.leases.grant(self.now_us)  # stopped for a while: what was renewed meanwhile is still in the inbox
         self._beat_us = self.now_us
         if not self._draining:
-            self.commits.add(RenewLease(lambda: self.delivery.told), first=True)
+            self._renew()
             if self.leader.vacant(self.now_us):
                 self.commits.add(Lead())
         if self.leader.leads:

@@ -23,7 +23,7 @@ from services.placer.core.pipeline import answer, fits_by_size, fits_more
 from services.placer.core.planners.defrag import BLOCK, MOST_MOVES, move_away, moves_for, moves_to_widen
 from services.placer.core.question import Question, Tenant, Tenants, nobody
 from services.placer.core.records import Order, labels_of, moved_us, order, tenant_of
-from services.placer.core.strategies import STRATEGIES, Strategy, strategy_named
+from services.placer.core.strategies import STRATEGIES, Strategy
 from shared.admission import EXPLORED
 from shared.effects import Effect
 from shared.messages import Lease, PlaceRequest, Reason, RequestRecord, Reservation, State
@@ -109,19 +109,16 @@ class Chooser:
         others: tuple[Assignment, ...] = (),
         tenants: Tenants = nobody,
     ) -> Question:
-        strategies = self.learned.strategies
-        strategy, replicas = strategy_named(request.strategy, strategies), range(request.replicas)
-        return Question(
+        return Question.about(
             self.cluster,
             request,
-            strategy,
-            tuple(replicas) if only is None else only,
-            self.capabilities,
-            set_aside,
-            others,
-            self.tie,
+            capabilities=self.capabilities,
+            strategies=self.learned.strategies,
+            only=only,
+            set_aside=set_aside,
+            others=others,
+            tie=self.tie,
             tenants=tenants,
-            strategies=strategies,
         )
 
     def _answer(self, question: Question, unkept: Collection[str], *, advise: bool = False) -> Decision:

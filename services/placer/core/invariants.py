@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from operator import attrgetter
 
 from services.placer.core.records import HOLDING, NO_STATES, holders, overall, reservation_of
-from shared.messages import SHARE_WHOLE_MICRO, ReplicaRecord, RequestRecord, Reservation, State
+from shared.messages import SHARE_WHOLE_MICRO, ReplicaRecord, RequestRecord, Reservation, State, which_of
 
-_which = attrgetter("request_id", "replica", "generation")
 _FROM_REPLICAS = frozenset({State.QUEUED, State.HELD, State.PLACED, State.STARTED, State.WAITING, State.STOPPING})
 
 
@@ -59,7 +57,7 @@ def node_faults(node: str, reservations: Iterable[Reservation]) -> Iterator[str]
         for device, total in share.items():
             if total > SHARE_WHOLE_MICRO:
                 yield f"{node}: {device} promises {total} of {SHARE_WHOLE_MICRO}"
-    held = list(map(_which, ours))
+    held = list(map(which_of, ours))
     if len(set(held)) < len(held):
         yield from (f"{node}: {which} reserved {times} times" for which, times in Counter(held).items() if times > 1)
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
-from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from services.placer.core.cluster import Cluster
@@ -30,6 +29,7 @@ from shared.messages import (
     Reservation,
     State,
     Which,
+    which_of,
 )
 from shared.subjects import decode, lease_key, node_key, request_key
 
@@ -52,8 +52,6 @@ class Stored(NamedTuple, Generic[M]):
 
 
 _ABSENT: Stored[Any] = Stored()
-_which = attrgetter("request_id", "replica", "generation")
-"""As `Reservation.which`, which takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,7 +416,7 @@ class Draft:
             if each.node is not None and (chosen is None or each.replica in chosen):
                 come, held = reservation_of(record, each), list(self.reservations(each.node))
                 self._reserved[come.which] = come
-                insort(held, come, key=_which)
+                insort(held, come, key=which_of)
                 self._nodes[each.node] = now = tuple(held)
                 self._cluster.set_reservations(each.node, now, come)
 
@@ -443,7 +441,7 @@ class Draft:
 
     def set_reservations(self, node: str, reservations: tuple[Reservation, ...]) -> None:
         """In one order, so that what is taken and given back is as it was."""
-        self._nodes[node] = tuple(sorted(reservations, key=_which))
+        self._nodes[node] = tuple(sorted(reservations, key=which_of))
         self._cluster.set_reservations(node, self._nodes[node])
 
     # --- the batch ---

@@ -44,17 +44,16 @@ def decide(  # noqa: PLR0913  # what a decision depends on, all of it by name
     says who could be moved.
     Raises FieldError for a strategy that does not exist. Leaves the cluster as it was.
     """
-    question = Question(
-        cluster=cluster,
-        request=request,
-        strategy=strategy_named(request.strategy, strategies),
-        replicas=tuple(range(request.replicas)) if only_replicas is None else only_replicas,
+    question = Question.about(
+        cluster,
+        request,
         capabilities=capabilities,
+        strategies=strategies,
+        only=only_replicas,
         set_aside=set_aside,
         others=others_of_request,
         tie=tie,
         tenants=tenants,
-        strategies=strategies,
     )
     return answer(question, advise=advise)
 
@@ -130,16 +129,15 @@ def moves(  # noqa: PLR0913  # what they depend on, by name
     others_of_request: tuple[Assignment, ...] = (),
 ) -> tuple[Move, ...]:
     """A few moves of others after which the request fits; empty where none is needed or none was found."""
-    question = Question(
-        cluster=cluster,
-        request=request,
-        strategy=strategy_named(request.strategy, strategies),
-        replicas=tuple(range(request.replicas)) if only_replicas is None else only_replicas,
+    question = Question.about(
+        cluster,
+        request,
         capabilities=capabilities,
+        strategies=strategies,
+        only=only_replicas,
         others=others_of_request,
         tie=tie,
         tenants=tenants,
-        strategies=strategies,
     )
     return moves_for(question, most)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
 from services.placer.core.capabilities import Capabilities
 from services.placer.core.cluster import Cluster
@@ -11,7 +12,7 @@ from services.placer.core.demand import Demand
 from services.placer.core.outcome import Assignment
 from services.placer.core.planners.gang import Plan, Wish, plan
 from services.placer.core.rows import Ask
-from services.placer.core.strategies import STRATEGIES, Strategy, slots_of
+from services.placer.core.strategies import STRATEGIES, Strategy, slots_of, strategy_named
 from shared.messages import PlaceRequest, Reservation
 
 
@@ -52,6 +53,39 @@ class Question:
     """False for what is asked once: it does not push out what is remembered of others."""
     tenants: Tenants = nobody
     strategies: Mapping[str, Strategy] = field(default_factory=lambda: STRATEGIES)
+
+    @classmethod
+    def about(  # noqa: PLR0913  # all that a decision depends on
+        cls,
+        cluster: Cluster,
+        request: PlaceRequest,
+        *,
+        capabilities: Mapping[str, Capabilities],
+        strategies: Mapping[str, Strategy],
+        only: tuple[int, ...] | None,
+        set_aside: frozenset[str] = frozenset(),
+        others: tuple[Assignment, ...],
+        tie: str,
+        tenants: Tenants,
+    ) -> Self:
+        """With the strategy that the request names, for all its replicas where `only` is None.
+
+        Raises FieldError for a strategy that does not exist.
+        """
+        strategy = strategy_named(request.strategy, strategies)
+        replicas = tuple(range(request.replicas)) if only is None else only
+        return cls(
+            cluster,
+            request,
+            strategy,
+            replicas,
+            capabilities,
+            set_aside,
+            others,
+            tie,
+            tenants=tenants,
+            strategies=strategies,
+        )
 
     def __post_init__(self) -> None:
         demand = Demand.of(self.request)

@@ -59,8 +59,7 @@ def placed_record(
         ReplicaRecord(replica=each.replica, state=state, generation=generation, node=each.node, devices=each.devices)
         for each in to
     ]
-    step = Step(number=2, state=state, at_us=wall_us, generation=generation)
-    return _taken(request, owner, wall_us, state, replicas, step)
+    return _taken(request, owner, wall_us, state, replicas, _step(2, state, wall_us, generation))
 
 
 def _taken(
@@ -74,20 +73,14 @@ def _taken(
         state=state,
         owner=owner,
         replicas=tuple(replicas),
-        steps=(_accepted(wall_us), *steps),
+        steps=(_step(1, ACCEPTED, wall_us, 0), *steps),
         arrived_at_us=wall_us,
     )
 
 
-@lru_cache(maxsize=1)
-def _accepted(wall_us: int) -> Step:
-    """The same for all that are planned together."""
-    return Step(number=1, state=ACCEPTED, at_us=wall_us, generation=0)
-
-
 def never_asked(request_id: str, owner: str, wall_us: int) -> RequestRecord:
     """The record of a release that came before its request: a copy still under way finds it released."""
-    step = Step(number=1, state=State.RELEASED, at_us=wall_us, generation=0)
+    step = _step(1, State.RELEASED, wall_us, 0)
     return RequestRecord(
         request_id=request_id,
         body=None,
@@ -119,14 +112,14 @@ def noted(record: RequestRecord, word: str, wall_us: int, detail: str | None, **
     """The record after one more step, which by itself changes nothing else."""
     number = record.steps[-1].number + 1 if record.steps else 1
     present = _newest(changes.get("replicas", record.replicas))
-    step = _step(number, word, wall_us, present, detail)
+    step = _step(number, word, wall_us, present, detail=detail)
     return record.model_copy(update=changes | {"steps": (*record.steps, step)[-MOST_STEPS:]})
 
 
 @lru_cache(maxsize=256)
-def _step(number: int, word: str, wall_us: int, generation: int, detail: str | None) -> Step:
+def _step(number: int, word: str, wall_us: int, generation: int, **detail: str | None) -> Step:
     """Requests that are planned together take the same steps at the same time."""
-    return Step(number=number, state=word, at_us=wall_us, generation=generation, detail=detail)
+    return Step(number=number, state=word, at_us=wall_us, generation=generation, **detail)
 
 
 def settled(

@@ -148,8 +148,7 @@ class Table:
         if self._drawn is not None:
             drawn = options(self.sieve.passing(np.array([node])), self._strategy, self._drawn)
             rows = [column.item(0) for column in drawn.columns[self._devices]]
-        # `round` to six places takes twice as long
-        total, *parts = [round(value * 1e6) / 1e6 for value in line[self._keys : self._devices.start]]
+        total, *parts = [_to_six_places(value) for value in line[self._keys : self._devices.start]]
         score = Score(total=total, by=dict(zip(self._parts, parts, strict=True)))
         uuids = tuple([self._cluster.device(int(row)).uuid for row in rows])
         return Assignment(replica, self._cluster.name(node), uuids), score, any(line[self._devices.stop :])
@@ -157,7 +156,7 @@ class Table:
     def runner_up(self, node: int | None) -> RunnerUp | None:
         if node is None:
             return None
-        total = round(self._options.item(self._keys, node) * 1e6) / 1e6
+        total = _to_six_places(self._options.item(self._keys, node))
         return RunnerUp(node=self._cluster.name(node), total=total)
 
     def _rank(self, changed: Ints) -> None:
@@ -185,3 +184,8 @@ class Table:
             more = np.full((lines, max(missing, size)), _NONE)
             self._options = np.concatenate([self._options, more], axis=1)
         self._named = self._cluster.names_changes
+
+
+def _to_six_places(value: float) -> float:
+    """As `round` does, in half the time."""
+    return round(value * 1e6) / 1e6
